@@ -9,13 +9,17 @@
 //! checks values wherever they come from, and a new flag needs no line here.
 //!
 //! A key is a flag's long name. At the top of a file it holds for every command
-//! that has such a flag, in a table `[run]`, `[chat]`, … for that command alone.
+//! that has such a flag, in a table `[run]`, `[chat]`, … for that command alone. A table
+//! `[models."NAME"]` holds for one of the models of `serve`; see [`sections`].
+
+mod sections;
 
 use crate::args::Cli;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory};
+use sections::Section;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -37,6 +41,8 @@ const COMMANDS: &[&str] = &[
     "bench",
     "perplexity",
 ];
+/// The command that sections of single models are for.
+const SERVE: &str = "serve";
 /// Options whose values are not printed.
 const SECRETS: &[&str] = &["api-key"];
 
@@ -55,6 +61,8 @@ pub(crate) struct Layered {
     pub(crate) command: clap::Command,
     /// Files that were read.
     pub(crate) files: Vec<PathBuf>,
+    /// What files say of single models.
+    sections: Vec<Section>,
     /// Command and option → the file its default is from.
     from_file: HashMap<(String, String), PathBuf>,
 }
@@ -65,15 +73,16 @@ pub(crate) struct Layered {
 ///
 /// If a file cannot be read, is no TOML, or sets something that is no option.
 pub(crate) fn load() -> Result<Layered> {
-    let mut settings = Vec::new();
-    let mut files = Vec::new();
+    let (mut settings, mut sections, mut files) = (Vec::new(), Vec::new(), Vec::new());
     for path in paths() {
         if let Some(text) = read(&path)? {
-            settings.extend(parse(&path, &text).with_context(|| path.display().to_string())?);
+            let parsed = parse(&path, &text).with_context(|| path.display().to_string())?;
+            settings.extend(parsed.0);
+            sections::merge(&mut sections, parsed.1);
             files.push(path);
         }
     }
-    layer(files, settings)
+    layer(files, settings, sections)
 }
 
 /// The files, the one that counts less first.
@@ -105,8 +114,9 @@ fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// The settings of one file: those of the top first, then those of its tables.
-fn parse(file: &Path, text: &str) -> Result<Vec<Setting>> {
+/// The settings of one file, those of the top first, then those of its tables; and what it says of
+/// single models.
+fn parse(file: &Path, text: &str) -> Result<(Vec<Setting>, Vec<Section>)> {
     let whole: toml::Table = text.parse().map_err(|e: toml::de::Error| {
         let line = e
             .span()
@@ -129,7 +139,12 @@ fn parse(file: &Path, text: &str) -> Result<Vec<Setting>> {
         .into_iter()
         .map(|(key, value)| setting(None, key, value))
         .collect::<Result<_>>()?;
+    let mut sections = Vec::new();
     for (command, table) in tables {
+        if command == sections::TABLE {
+            sections = sections::parse(table, |key, value| setting(Some(SERVE), key, value))?;
+            continue;
+        }
         if !COMMANDS.contains(&command.as_str()) {
             bail!(
                 "there is no command `{command}` with options; known are {}",
@@ -143,7 +158,7 @@ fn parse(file: &Path, text: &str) -> Result<Vec<Setting>> {
             settings.push(setting(Some(&command), key, value)?);
         }
     }
-    Ok(settings)
+    Ok((settings, sections))
 }
 
 /// A value as the command line would have it.
@@ -172,7 +187,7 @@ fn is_option(arg: &Arg) -> bool {
 }
 
 /// Puts variables and file values onto the flags.
-fn layer(files: Vec<PathBuf>, settings: Vec<Setting>) -> Result<Layered> {
+fn layer(files: Vec<PathBuf>, settings: Vec<Setting>, sections: Vec<Section>) -> Result<Layered> {
     let mut command = Cli::command();
     for name in COMMANDS {
         command = command.mut_subcommand(*name, |c| {
@@ -196,49 +211,63 @@ fn layer(files: Vec<PathBuf>, settings: Vec<Setting>) -> Result<Layered> {
         });
     }
     let mut from_file = HashMap::new();
-    for setting in settings {
-        let Setting {
-            file,
-            command: of,
-            key,
-            values,
-        } = setting;
+    for setting in &settings {
+        let of = setting.command.as_deref();
         let mut is_known = false;
         for name in COMMANDS
             .iter()
-            .filter(|name| of.as_deref().is_none_or(|of| of == **name))
+            .filter(|name| of.is_none_or(|of| of == **name))
         {
-            let found = command
-                .find_subcommand(name)
-                .and_then(|c| c.get_arguments().find(|a| named(a, &key)));
-            let Some(arg) = found.filter(|arg| is_option(arg)) else {
-                continue;
-            };
-            is_known = true;
-            check(arg, &values).map_err(|reason| anyhow!("{}: {key}: {reason}", file.display()))?;
-            let id = arg.get_id().clone();
-            from_file.insert(((*name).to_owned(), id.to_string()), file.clone());
-            // Not `mut_arg`, which would move the flag to the end of the help.
-            command = command.mut_subcommand(*name, |c| {
-                c.mut_args(|arg| {
-                    if *arg.get_id() == id {
-                        arg.default_values(values.clone())
-                    } else {
-                        arg
-                    }
-                })
-            });
+            let set;
+            (command, set) = set_default(command, name, setting)?;
+            if let Some(id) = set {
+                is_known = true;
+                from_file.insert(((*name).to_owned(), id), setting.file.clone());
+            }
         }
         if !is_known {
             let place = of.map_or_else(|| "any command".to_owned(), |of| format!("`{of}`"));
+            let Setting { file, key, .. } = setting;
             bail!("{}: `{key}` is not an option of {place}", file.display());
         }
     }
+    sections::check(&command, &sections)?;
     Ok(Layered {
         command,
         files,
+        sections,
         from_file,
     })
+}
+
+/// Makes a setting the default of the command called `name`, with the id of its flag if it has one.
+fn set_default(
+    command: clap::Command,
+    name: &str,
+    setting: &Setting,
+) -> Result<(clap::Command, Option<String>)> {
+    let Setting {
+        file, key, values, ..
+    } = setting;
+    let found = command
+        .find_subcommand(name)
+        .and_then(|c| c.get_arguments().find(|a| named(a, key)));
+    let Some(arg) = found.filter(|arg| is_option(arg)) else {
+        return Ok((command, None));
+    };
+    check(arg, values).map_err(|reason| anyhow!("{}: {key}: {reason}", file.display()))?;
+    let id = arg.get_id().clone();
+    // Not `mut_arg`, which would move the flag to the end of the help.
+    let command = command.mut_subcommand(name, |c| {
+        c.mut_args(|arg| {
+            if *arg.get_id() == id {
+                arg.default_values(values.clone())
+            } else {
+                arg
+            }
+        })
+    });
+    Ok((command, Some(id.to_string())))
 }
 
 fn named(arg: &Arg, key: &str) -> bool {
@@ -487,13 +516,13 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn layered(text: &str) -> Result<Layered> {
+    pub(super) fn layered(text: &str) -> Result<Layered> {
         let file = PathBuf::from("test.toml");
-        let settings = parse(&file, text).context("test.toml")?;
-        layer(vec![file], settings)
+        let (settings, sections) = parse(&file, text).context("test.toml")?;
+        layer(vec![file], settings, sections)
     }
 
-    fn message(text: &str) -> String {
+    pub(super) fn message(text: &str) -> String {
         format!("{:#}", layered(text).err().expect("refused"))
     }
 

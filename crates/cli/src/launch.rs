@@ -245,7 +245,7 @@ fn place(args: &LaunchArgs) -> Result<Place> {
         .map(|(server, _)| server)
         .filter(|server| match &args.model {
             None => true,
-            Some(model) => *model == server.model,
+            Some(model) => *model == server.model || server.models.contains(model),
         })
         .collect();
     if let [server] = &running[..] {
@@ -257,8 +257,11 @@ fn place(args: &LaunchArgs) -> Result<Place> {
         }
         return Ok(Place {
             url: server.url.clone(),
-            model: server.model.clone(),
-            context: server.context,
+            model: args.model.as_ref().unwrap_or(&server.model).clone(),
+            context: match server.context {
+                0 => engine::DEFAULT_CONTEXT,
+                context => context,
+            },
             background: None,
         });
     }

@@ -133,7 +133,8 @@ fn start() -> Result<ExitCode> {
         }
         Command::Serve(args) => {
             log(output, LevelFilter::INFO);
-            serve::run(*args, output)
+            let line: Vec<_> = std::env::args_os().collect();
+            serve::run(&args, &layered, &line, output)
         }
         Command::Launch(args) => {
             log(output, LevelFilter::ERROR);

@@ -1,13 +1,18 @@
 //! Loads the model that `-m` and other options ask for, and encodes conversations for it.
 
-use crate::args::{Activations, Device, DraftArgs, LoadArgs, Weights};
+use crate::args::{Activations, Device, DraftArgs, LoadArgs, ServeArgs, Weights};
 use crate::resolve::{self, Resolved};
 use crate::{gpu, machine, places, progress, words};
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
-use engine::{DraftChoice, LoadOptions, Model, ModelInfo, Placement, Probing, Source, Text};
+use engine::{
+    DraftChoice, EngineError, LoadOptions, LoadProgress, Model, ModelInfo, Placement, Probing,
+    Source, Text,
+};
 use serde_json::{Map, Value};
+use server::Loading;
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -55,6 +60,53 @@ pub(crate) fn load(
         engine::load(backend, &resolved.source, &options)
     })
     .map_err(|e| words::load_error(e).context(format!("cannot load `{name}`")))
+}
+
+/// A model that needs more memory than there is; the message says of what.
+#[derive(Debug)]
+pub(crate) struct Oversized(String);
+
+impl fmt::Display for Oversized {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Oversized {}
+
+/// Loads the model that `-m` calls `what` on `backend`, as `args` say, and reports how far it is.
+///
+/// # Errors
+///
+/// [`Oversized`] if other models would have to make room.
+pub(crate) fn load_on(
+    backend: Arc<dyn Backend>,
+    what: &str,
+    args: &ServeArgs,
+    loading: &Loading,
+) -> Result<Model> {
+    let resolved = resolve::model(what)?;
+    let mut options = options(&args.load, &args.draft, args.parallel, &resolved)?;
+    let room = loading.room();
+    options.memory_limit = options.memory_limit.into_iter().chain(room).min();
+    if let (Placement::Auto(free), Some(room)) = (&mut options.weights, room) {
+        *free = room.min(*free);
+    }
+    let followed = loading.clone();
+    options.progress = LoadProgress(Some(Arc::new(move |stage, fraction| {
+        followed.report(stage, fraction);
+    })));
+    let loaded = progress::patiently(&format!("loading {what}"), || {
+        engine::load(backend, &resolved.source, &options)
+    });
+    loaded.map_err(|error| {
+        let is_too_large = matches!(error, EngineError::TooLarge(_));
+        let error = words::load_error(error).context(format!("cannot load `{what}`"));
+        match is_too_large {
+            true => anyhow!(Oversized(crate::one_line(&error))),
+            false => error,
+        }
+    })
 }
 
 /// The engine's options for `args`.
@@ -105,6 +157,7 @@ pub(crate) fn options(
         tower: args.tower(),
         allow_special_tokens: args.allow_special_tokens,
         chat_template: args.chat_template.clone(),
+        progress: LoadProgress::default(),
     })
 }
 

@@ -115,6 +115,7 @@ pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling
     let none = Sampling::default();
     let mut sampling = Sampling {
         top_k: args
+            .sampler
             .top_k
             .or(defaults.top_k.map(|k| k as usize))
             .unwrap_or(none.top_k),
@@ -125,7 +126,11 @@ pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling
         ..none
     };
     for option in SAMPLER_NUMBERS {
-        if let Some(number) = args.number(option.name).or((option.advised)(defaults)) {
+        if let Some(number) = args
+            .sampler
+            .number(option.name)
+            .or((option.advised)(defaults))
+        {
             (option.set)(&mut sampling, number);
         }
     }

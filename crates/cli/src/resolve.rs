@@ -267,6 +267,11 @@ fn is_head_for(head: &Value, target: &Value) -> bool {
     width.is_some() && width == text(target, "hidden_size")
 }
 
+/// Whether the configuration in `folder` is that of a draft head, which is no model by itself.
+pub(crate) fn is_head(folder: &Path) -> bool {
+    engine::suggested_width(&config(folder)).is_some()
+}
+
 /// The contents of `config.json` in `folder`; `null` if it cannot be read.
 fn config(folder: &Path) -> Value {
     let file = folder.join("config.json");

@@ -15,7 +15,7 @@ use serde_json::json;
 use std::fs;
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -34,9 +34,12 @@ pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     /// The URL under which this machine reaches it, without a path.
     pub(crate) url: String,
-    /// The name of its model.
+    /// The name of its model, of the first if it has several.
     pub(crate) model: String,
-    /// Tokens that prompt and answer may have.
+    /// The names of all of its models.
+    #[serde(default)]
+    pub(crate) models: Vec<String>,
+    /// Tokens that prompt and answer may have; 0 while that is not known.
     pub(crate) context: usize,
     /// Whether it asks for an API key.
     pub(crate) needs_key: bool,
@@ -65,11 +68,21 @@ pub(crate) fn register(server: &Server) -> Option<Registered> {
     let folder = folder()?;
     fs::create_dir_all(&folder).ok()?;
     let path = folder.join(format!("{}.json", server.pid));
+    write(&path, server)?;
+    Some(Registered(path))
+}
+
+/// Tells other commands what has changed of a server.
+pub(crate) fn update(registered: Option<&Registered>, server: &Server) {
+    // A file that cannot be written stays as it is.
+    let _ = registered.and_then(|Registered(path)| write(path, server));
+}
+
+fn write(path: &Path, server: &Server) -> Option<()> {
     // Readers never see half of a file.
     let part = path.with_extension("part");
     fs::write(&part, serde_json::to_vec(server).ok()?).ok()?;
-    fs::rename(&part, &path).ok()?;
-    Some(Registered(path))
+    fs::rename(&part, path).ok()
 }
 
 /// Now, in seconds since 1970.
@@ -157,9 +170,13 @@ pub(crate) fn list(args: &PsArgs) -> Result<ExitCode> {
     )?;
     for (server, State(status)) in servers {
         let up = duration(now().saturating_sub(server.started));
-        let Server {
-            pid, url, model, ..
-        } = server;
+        let model = server.models.join(", ");
+        let model = if model.is_empty() {
+            server.model
+        } else {
+            model
+        };
+        let Server { pid, url, .. } = server;
         writeln!(stdout, "{pid:<9}{status:<10}{up:<9}{url:<28}{model}")?;
     }
     Ok(ExitCode::SUCCESS)
@@ -211,6 +228,7 @@ fn named(names: &[String], servers: &[Server]) -> Result<Vec<Server>> {
                 || number == Ok(server.address.port().into())
                 || *name == server.url
                 || *name == server.model
+                || server.models.contains(name)
         };
         let found: Vec<&Server> = servers.iter().filter(is_meant).collect();
         match found[..] {
@@ -264,6 +282,7 @@ mod tests {
             address,
             url: format!("http://{address}"),
             model: model.into(),
+            models: vec![model.into(), format!("{model}-2")],
             context: 8192,
             needs_key: false,
             started: 0,
@@ -285,6 +304,7 @@ mod tests {
         assert_eq!(find(&["10"]).unwrap(), [10]);
         assert_eq!(find(&["8081", "a"]).unwrap(), [11, 10]);
         assert_eq!(find(&["http://127.0.0.1:8082", "12"]).unwrap(), [12]);
+        assert_eq!(find(&["a-2"]).unwrap(), [10]);
         assert!(find(&["b"]).unwrap_err().to_string().contains("several"));
         assert!(find(&["c"]).unwrap_err().to_string().contains("`c`"));
     }

@@ -144,6 +144,9 @@ mod tests {
     /// Commands that choose tokens for a user.
     const WRITING: &str = "run chat";
 
+    /// Commands that have the sampler's numbers.
+    const SAMPLING: &str = "run chat serve";
+
     /// Every option, the commands that have it, and what it does there that can be seen.
     const EFFECTS: &[(&str, &str, &str)] = &[
         ("model", LOADING, "the model that is loaded"),
@@ -202,15 +205,19 @@ mod tests {
         ("prompts", "bench", "the classes of the table"),
         ("reps", "bench", "how often steps are timed"),
         ("no-steps", "bench", "no table of steps"),
-        ("top-p", "run chat bench", "the tokens sampled from"),
-        ("max-tokens", "run chat bench", "length of the text"),
-        ("top-k", WRITING, "the sampler"),
+        ("top-p", "run chat bench serve", "the tokens sampled from"),
+        ("max-tokens", "run chat bench serve", "length of the text"),
+        ("top-k", "run chat serve", "the sampler"),
         ("logit-bias", WRITING, "the sampler"),
-        ("seed", WRITING, "the sampler"),
+        ("seed", "run chat serve", "the sampler"),
         ("stop", WRITING, "the end of the text"),
         ("ignore-eos", WRITING, "the end of the text"),
         ("system", WRITING, "the first message"),
-        ("chat-template-kwargs", WRITING, "the rendered template"),
+        (
+            "chat-template-kwargs",
+            "run chat serve",
+            "the rendered template",
+        ),
         ("prompt", "run", "the prompt"),
         ("prompt-file", "run", "the prompt"),
         ("raw", "run", "no chat template"),
@@ -228,6 +235,11 @@ mod tests {
             "run inspect bench perplexity list doctor ps",
             "the form of stdout",
         ),
+        ("models-dir", "serve", "the models that are listed"),
+        ("models-max", "serve", "the models that stay loaded"),
+        ("models-memory", "serve", "the models that stay loaded"),
+        ("idle-unload", "serve", "the models that stay loaded"),
+        ("preload", "serve", "what is loaded before requests come"),
         ("host", "serve", "the address"),
         ("port", "serve", "the address"),
         ("parallel", "serve", "requests in one batch"),
@@ -286,7 +298,7 @@ mod tests {
         for number in engine::SAMPLER_NUMBERS {
             let option = number.name.replace('_', "-");
             if EFFECTS.iter().all(|(listed, ..)| *listed != option) {
-                placed.extend(WRITING.split(' ').map(|c| format!("{c} --{option}")));
+                placed.extend(SAMPLING.split(' ').map(|c| format!("{c} --{option}")));
             }
         }
         let mut found = Vec::new();

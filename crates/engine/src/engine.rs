@@ -33,6 +33,8 @@ pub struct EngineOptions {
     /// Where texts that have ended outlive the engine, of a model that was loaded with
     /// [`LoadOptions::identify`](crate::LoadOptions::identify).
     pub disk: Option<CacheFolder>,
+    /// What the engine counts in; those of an engine that has ended go on.
+    pub counters: Arc<Counters>,
 }
 
 impl Default for EngineOptions {
@@ -42,6 +44,7 @@ impl Default for EngineOptions {
             reuse: true,
             page_sink: None,
             disk: None,
+            counters: Arc::default(),
         }
     }
 }
@@ -66,7 +69,7 @@ impl Engine {
     /// If the system cannot start a thread.
     pub fn start(model: Model, options: EngineOptions) -> Engine {
         let (jobs, inbox) = channel();
-        let counters = Arc::new(Counters::default());
+        let counters = options.counters.clone();
         let (text, info) = (model.text.clone(), model.info.clone());
         let vision = model.vision.clone();
         let queue = options.queue;
@@ -104,7 +107,7 @@ impl Engine {
     }
 
     /// What the engine has done.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
@@ -215,6 +218,7 @@ impl Engine {
         if let Some(thread) = thread.take() {
             // A panic of the thread has been printed; there is nobody to tell here.
             let _ = thread.join();
+            self.counters.end();
         }
     }
 

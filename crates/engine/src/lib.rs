@@ -66,7 +66,9 @@ pub use multimodal::{
     ClipOptions, ClipSource, MediaCounts, MediaItem, MediaKind, MediaRowCounts, OpenError,
     PlacedMedia, TowerFile, Vision, VisionInfo, WrongPlaces,
 };
-pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
+pub use options::{
+    DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions, LoadProgress,
+};
 pub use pages::PageSink;
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,

@@ -39,14 +39,18 @@ pub fn load(
     options: &LoadOptions,
 ) -> Result<Model, EngineError> {
     options.check()?;
+    options.progress.report("files", 0.0);
     let mut opened = open(source, options)?;
     let tower = std::mem::take(&mut opened.tower);
     let mut sight = Sight::plan(source, &opened.checkpoint, tower, options);
     let target = place(&*b, &opened.checkpoint, &opened.text, &mut sight, options)?;
+    options.progress.report("drafter", 0.85);
     let (found, hashes) = pair(&*b, source, &mut opened, &target, options)?;
     let mut facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
     facts.vision = sight.vision(&b, &opened.text);
+    options.progress.report("cache", 0.9);
     let remembered = remember(b, target, found, options)?;
+    options.progress.report("self-test", 0.93);
     attempt(remembered, opened.text, facts, hashes, options)
 }
 

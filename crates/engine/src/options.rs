@@ -9,6 +9,8 @@ use crate::source::Source;
 use backend::KvFormat;
 use convert::Quantize;
 use speculate::Accept;
+use std::fmt;
+use std::sync::Arc;
 
 /// Tokens of a sequence where nobody says otherwise.
 pub const DEFAULT_CONTEXT: usize = 8192;
@@ -29,6 +31,30 @@ pub enum DraftChoice {
     /// none is given, it is looked for in the checkpoint, beside it and in
     /// [`LoadOptions::drafters`].
     Named(&'static str, Option<Source>),
+}
+
+/// Whoever is told how far a model is that is being loaded: the stage, and the share of all work that
+/// is done, roughly.
+#[derive(Clone, Default)]
+pub struct LoadProgress(pub Option<Arc<dyn Fn(&'static str, f64) + Send + Sync>>);
+
+impl LoadProgress {
+    /// Tells of a stage and a share.
+    pub(crate) fn report(&self, stage: &'static str, fraction: f64) {
+        if let Some(tell) = &self.0 {
+            tell(stage, fraction);
+        }
+    }
+}
+
+impl fmt::Debug for LoadProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "followed"
+        } else {
+            "not followed"
+        })
+    }
 }
 
 /// How to load a model.
@@ -88,6 +114,8 @@ pub struct LoadOptions {
     pub allow_special_tokens: bool,
     /// A chat template in place of the checkpoint's own: a Jinja program.
     pub chat_template: Option<String>,
+    /// Who is told how far loading is.
+    pub progress: LoadProgress,
 }
 
 impl Default for LoadOptions {
@@ -115,6 +143,7 @@ impl Default for LoadOptions {
             tower: TowerFile::default(),
             allow_special_tokens: false,
             chat_template: None,
+            progress: LoadProgress::default(),
         }
     }
 }

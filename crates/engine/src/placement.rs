@@ -7,12 +7,16 @@
 
 use crate::error::{EngineError, TooLarge, Unmappable};
 use crate::multimodal::Sight;
-use crate::options::LoadOptions;
+use crate::options::{LoadOptions, LoadProgress};
 use crate::reason::{Placement, WeightsReason};
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::Target;
+use std::ops::Range;
 use weights::Checkpoint;
+
+/// The share of loading that weights are, roughly: from when they begin to when all are there.
+const WEIGHTS: Range<f64> = 0.05..0.85;
 
 /// The memory that a model may take.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +67,9 @@ pub(crate) fn load_target(
     let tower_bytes = sight.step_bytes();
     let mut load = |mapped: bool, reason: WeightsReason| {
         checkpoint.keep_mapped(mapped);
+        if !mapped {
+            follow(checkpoint, &options.progress);
+        }
         let target = models::load_target(b, checkpoint)?;
         sight.load_tower(b, checkpoint);
         Ok((target, Placed { mapped, reason }))
@@ -90,6 +97,17 @@ pub(crate) fn load_target(
     }
     placed.reason = WeightsReason::TooLarge { needed, free };
     Ok((target, placed))
+}
+
+/// Reports how many weights are on the device.
+fn follow(checkpoint: &Checkpoint, progress: &LoadProgress) {
+    let (all, progress) = (checkpoint.bytes().max(1), progress.clone());
+    progress.report("weights", WEIGHTS.start);
+    checkpoint.follow(move |read| {
+        let share = (read as f64 / all as f64).min(1.0);
+        let fraction = WEIGHTS.start + share * (WEIGHTS.end - WEIGHTS.start);
+        progress.report("weights", fraction);
+    });
 }
 
 /// Why the weights cannot stay in their files, if they cannot.

@@ -33,6 +33,24 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 use text::Text;
 
+impl Counters {
+    /// Sets what is the case now, and is not summed up, to what is so without an engine.
+    pub(crate) fn end(&self) {
+        for gauge in [
+            &self.running,
+            &self.waiting,
+            &self.pages_used,
+            &self.pages,
+            &self.kept_texts,
+            &self.kept_bytes,
+            &self.disk_files,
+            &self.disk_bytes,
+        ] {
+            gauge.store(0, Ordering::Release);
+        }
+    }
+}
+
 /// The engine's thread: every request that waits or runs, and what they write with.
 pub(crate) struct Scheduler {
     speculator: Speculator,

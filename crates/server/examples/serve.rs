@@ -6,7 +6,7 @@
 //! ```
 
 use engine::{Engine, EngineOptions, LoadOptions, Source, load};
-use server::{Config, serve};
+use server::{Config, ModelConfig, Models, serve};
 use std::error::Error;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,12 +30,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let model = load(backend, &Source::Folder(folder.into()), &options)?;
     let engine = Arc::new(Engine::start(model, EngineOptions::default()));
+    let models = Models::one(engine, ModelConfig::default());
 
     let listener = TcpListener::bind(("127.0.0.1", port.unwrap_or(0))).await?;
     let address = listener.local_addr()?;
     println!("serving at http://{address}/v1");
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = serve(Config::default(), engine, listener, async {
+    let server = serve(Config::default(), models, listener, async {
         // Ends once `stop` is used or dropped.
         let _ = stopped.await;
     });

@@ -220,6 +220,8 @@ async function generate(conversation, parent) {
     // Texts are compared, and only those that have ended.
     if (node.twin && (node.calls || !node.record || !(node.twin.record || node.twin.error))) delete node.twin
   })
+  // A model that was loaded for this says more of itself now.
+  if (!model()?.meta) loadModels()
   if (current === conversation) {
     showContext()
     $('announce').textContent = node.error ? '' : node.isStopped ? 'Stopped' : 'The answer is finished'

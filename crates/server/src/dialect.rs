@@ -20,8 +20,10 @@ use engine::RequestOutcome;
 use futures_util::future::try_join_all;
 use serde_json::{Map, Value};
 use text::{PromptEnd, Text, TextError};
+use tokio::time::timeout;
 
-use crate::App;
+use crate::app::App;
+use crate::arrival::{Arrival, Parsed, Received};
 use crate::auth;
 use crate::errors::ApiError;
 use crate::generation::{Generation, Piece};
@@ -29,8 +31,10 @@ use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
 use crate::media::{self, Encoded, Media};
+use crate::registry::Keep;
 use crate::request::{Asked, Prompt};
 use crate::run::Run;
+use crate::server::Server;
 use crate::sources::Place;
 use crate::sse::{self, StreamFormat};
 use crate::turns::Client;
@@ -76,6 +80,31 @@ pub(crate) trait Endpoint: StreamFormat + Sized {
         app: &Arc<App>,
     ) -> Result<(Asked, Self), ApiError>;
 
+    /// Whether an answer is a stream where the request does not say.
+    const STREAMS: bool = false;
+
+    /// How long the model is to stay loaded after the request.
+    ///
+    /// # Errors
+    ///
+    /// 400 for a field that is wrong.
+    fn keep(_object: &Map<String, Value>) -> Result<Keep, ApiError> {
+        Ok(Keep::Default)
+    }
+
+    /// The answer to a request that only wants the model `model` to be unloaded, if it is one.
+    ///
+    /// # Errors
+    ///
+    /// 400 for a field that is wrong.
+    fn unload(
+        _object: &Map<String, Value>,
+        _server: &Server,
+        _model: usize,
+    ) -> Result<Option<Vec<u8>>, ApiError> {
+        Ok(None)
+    }
+
     /// The answer to a request that asks for no text, such as one that only wants the model to
     /// be loaded.
     ///
@@ -112,58 +141,58 @@ pub(crate) struct Answer {
     pub(crate) outcome: Box<RequestOutcome>,
 }
 
-/// A request whose body has been read.
-pub(crate) struct Received {
-    /// The request's headers, and what is known of its connection.
-    pub(crate) head: Parts,
-    /// The body.
-    pub(crate) object: Map<String, Value>,
-    /// The right to work on its text.
-    pub(crate) worker: Worker,
-}
-
-impl Received {
-    /// Receives a request with a body of at most `limit` bytes.
-    ///
-    /// # Errors
-    ///
-    /// As [`App::read_object`], and once a shutdown has begun.
-    pub(crate) async fn new(app: &App, request: Request, limit: usize) -> Result<Self, ApiError> {
-        app.refuse_late()?;
-        let (head, body) = request.into_parts();
-        let (object, worker) = app.read_object(&head.headers, body, limit).await?;
-        Ok(Received {
-            head,
-            object,
-            worker,
-        })
-    }
-}
-
 /// Handles a request for text of any dialect.
 pub(crate) async fn answer<E: Endpoint>(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let limit = E::body_bytes(&app.config.limits);
-    answer_received::<E>(&app, Received::new(&app, request, limit).await?).await
+    let limit = E::body_bytes(&server.config.limits);
+    answer_parsed::<E>(Parsed::new(&server, request, limit).await?).await
+}
+
+/// Handles a request for text whose body has been read, once its model is loaded. While that takes
+/// long, a stream has signs of life.
+pub(crate) async fn answer_parsed<E: Endpoint>(parsed: Parsed) -> Result<Response<Body>, ApiError> {
+    let (server, model) = (parsed.server().clone(), parsed.model);
+    if let Some(document) = E::unload(&parsed.object, &server, model)? {
+        server.registry.unload(model);
+        return Ok(json(document));
+    }
+    let keep = E::keep(&parsed.object)?;
+    let waiting = match parsed.arrive(keep) {
+        Arrival::Ready(received) => return answer_received::<E>(received).await,
+        Arrival::Waits(waiting) => waiting,
+    };
+    if !waiting.stream.unwrap_or(E::STREAMS) {
+        return answer_received::<E>(waiting.ready().await?).await;
+    }
+    let (name, watch) = (waiting.model(), waiting.watch());
+    let quiet = server.config.limits.keep_alive;
+    let mut answer = Box::pin(async { answer_received::<E>(waiting.ready().await?).await });
+    match timeout(quiet, &mut answer).await {
+        Ok(answer) => answer,
+        Err(_) => Ok(sse::respond_later::<E>(answer, quiet, move |frames| {
+            E::waits(&name, &watch(), frames);
+        })),
+    }
 }
 
 /// Handles a request for text whose body has been read.
 pub(crate) async fn answer_received<E: Endpoint>(
-    app: &Arc<App>,
     received: Received,
 ) -> Result<Response<Body>, ApiError> {
     let Received {
         head,
         object,
         worker,
+        app,
     } = received;
-    if let Some(document) = E::at_once(&object, app)? {
+    if let Some(document) = E::at_once(&object, &app)? {
         return Ok(json(document));
     }
-    let (asked, endpoint) = E::read(object, &head.headers, app)?;
-    answer_asked(app, &head, worker, asked, endpoint).await
+    let (mut asked, endpoint) = E::read(object, &head.headers, &app)?;
+    asked.options.timeout = Some(app.time_left(asked.options.timeout));
+    answer_asked(&app, &head, worker, asked, endpoint).await
 }
 
 /// Handles a request for text that has been read.
@@ -179,7 +208,7 @@ pub(crate) async fn answer_asked<E: Endpoint>(
         mut options,
         ignored,
     } = asked;
-    let caller = auth::caller(&app.config.keys, &head.headers);
+    let caller = auth::caller(&app.server.config.keys, &head.headers);
     options.keep_apart(caller);
     let continues = match &prompt {
         Prompt::Conversation(conversation) => conversation.continues(),
@@ -317,8 +346,8 @@ async fn bring(
         return Ok((worker, shown, None));
     }
     drop(worker);
-    let (shown, place) = media::bring(&app.config.media, shown).await?;
-    let worker = app.lanes.enter(media::held(&shown)).await;
+    let (shown, place) = media::bring(&app.server.config.media, shown).await?;
+    let worker = app.server.lanes.enter(media::held(&shown)).await;
     Ok((worker, shown, Some(place)))
 }
 

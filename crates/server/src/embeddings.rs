@@ -11,7 +11,7 @@ use engine::{Embedding, Pooling, RequestOutcome};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use crate::App;
+use crate::app::App;
 use crate::auth;
 use crate::dialect;
 use crate::errors::ApiError;
@@ -26,7 +26,7 @@ pub(crate) const INPUTS_MAX: usize = 2048;
 
 /// The pooling of this server, `serve --pooling`.
 pub(crate) fn pooling(app: &App) -> Pooling {
-    app.config.pooling.unwrap_or_default()
+    app.settings.pooling.unwrap_or_default()
 }
 
 /// Refuses more inputs than a request may have in the field `name`.
@@ -78,7 +78,7 @@ pub(crate) async fn vectors(
     prompts: Vec<Vec<u32>>,
     embedding: Embedding,
 ) -> Result<Vec<RequestOutcome>, ApiError> {
-    let caller = auth::caller(&app.config.keys, &head.headers);
+    let caller = auth::caller(&app.server.config.keys, &head.headers);
     let client = head.extensions.get::<Arc<Client>>();
     let client = client.map_or(0, |client| client.number(caller.as_ref()));
     let request = |prompt| engine::Request {
@@ -91,7 +91,7 @@ pub(crate) async fn vectors(
         let wants = Wants::default();
         Generation::start(app, &head.extensions, request(prompt), wants, None)
     };
-    let most = app.config.limits.request_timeout;
+    let most = app.time_left(None);
     let outcomes = tokio::time::timeout(most, run(app, prompts, start)).await;
     outcomes.map_err(|_| timed_out(app, most))?
 }

@@ -11,7 +11,8 @@ use axum::response::IntoResponse;
 use engine::{GrammarError, Rejected};
 use text::TextError;
 
-use crate::limits::ECHO_CHARS_MAX;
+use crate::limits::{ECHO_CHARS_MAX, LISTED_MODELS_MAX};
+use crate::registry::Snapshot;
 
 /// When a refused client is told to come back, where nothing better is known.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -241,8 +242,8 @@ impl ApiError {
         }
     }
 
-    /// 404: no such model.
-    pub(crate) fn no_model(asked: &str, served: &str) -> Self {
+    /// 404: no such model; `served` are those there are.
+    pub(crate) fn no_model(asked: &str, served: &[&str]) -> Self {
         Self {
             code: Some("model_not_found"),
             param: Some("model".into()),
@@ -250,8 +251,47 @@ impl ApiError {
                 StatusCode::NOT_FOUND,
                 "invalid_request_error",
                 format!(
-                    "the model `{}` is not served here; use `{served}`",
-                    excerpt(asked)
+                    "the model `{}` is not served here; use {}",
+                    excerpt(asked),
+                    listed(served)
+                ),
+            )
+        }
+    }
+
+    /// 400: no model is named, and there are several: `served`.
+    pub(crate) fn model_missing(served: &[&str]) -> Self {
+        Self {
+            code: Some("model_missing"),
+            ..Self::field("model", format!("is missing; use {}", listed(served)))
+        }
+    }
+
+    /// 503: the only model is being loaded.
+    pub(crate) fn loading(progress: &Snapshot) -> Self {
+        Self {
+            code: Some("model_loading"),
+            should_retry: Some(true),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable_error",
+                "Loading model",
+            )
+        }
+        .retry_after(progress.rest())
+    }
+
+    /// 500: the model could not be loaded. Another request tries again.
+    pub(crate) fn not_loaded(name: &str) -> Self {
+        Self {
+            code: Some("model_load_failed"),
+            should_retry: Some(false),
+            ..Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                format!(
+                    "the model `{}` could not be loaded; the server's log says why",
+                    excerpt(name)
                 ),
             )
         }
@@ -447,6 +487,17 @@ impl ApiError {
     /// A short name for logs and metrics.
     pub(crate) fn label(&self) -> &'static str {
         self.code.unwrap_or(self.kind)
+    }
+}
+
+/// The names of models, for a message.
+fn listed(names: &[&str]) -> String {
+    let (shown, rest) = names.split_at(names.len().min(LISTED_MODELS_MAX));
+    let shown: Vec<String> = shown.iter().map(|name| format!("`{name}`")).collect();
+    match (&shown[..], rest.len()) {
+        ([only], 0) => only.clone(),
+        ([first @ .., last], 0) => format!("{} or {last}", first.join(", ")),
+        (_, n) => format!("{} or one of {n} others", shown.join(", ")),
     }
 }
 

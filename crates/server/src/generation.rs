@@ -26,12 +26,13 @@ use engine::{
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 
+use crate::app::App;
 use crate::connection::Stage;
 use crate::errors::ApiError;
+use crate::ids;
 use crate::metrics::Metrics;
 use crate::run::{Run, Slots};
 use crate::turns::Client;
-use crate::{App, ids};
 
 /// What happens next in a generation.
 #[derive(Debug)]
@@ -257,8 +258,11 @@ impl Generation {
         timeout: Option<Duration>,
     ) -> Result<Self, ApiError> {
         let client = from.get::<Arc<Client>>().cloned();
-        let most = app.config.limits.request_timeout;
-        let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes, wants));
+        let most = app.server.config.limits.request_timeout;
+        let mailbox = Arc::new(Mailbox::new(
+            app.server.config.limits.stream_buffer_bytes,
+            wants,
+        ));
         let run = app.slots.run(&request);
         let inlet = Inlet {
             mailbox: mailbox.clone(),
@@ -277,7 +281,7 @@ impl Generation {
             run,
             cancel,
             has_ended: false,
-            stage: app.stage.clone(),
+            stage: app.server.stage.clone(),
             started: Instant::now(),
             timeout: timeout.map_or(most, |timeout| timeout.min(most)),
             client,
@@ -293,7 +297,7 @@ impl Generation {
 
     /// Waits for what comes next; nothing comes after `End` and `Failed`.
     pub(crate) async fn next(&mut self) -> Step {
-        let limits = &self.app.config.limits;
+        let limits = &self.app.server.config.limits;
         let deadline = (self.started + self.timeout).into();
         let quiet = sleep(limits.keep_alive);
         tokio::pin!(quiet);
@@ -343,7 +347,7 @@ impl Generation {
     fn log_end(&mut self, outcome: &RequestOutcome) {
         self.has_ended = true;
         if let Some(client) = &self.client {
-            self.app.turns.served(client, Instant::now());
+            self.app.turns().served(client, Instant::now());
         }
         self.app
             .metrics
@@ -391,7 +395,7 @@ fn enter(
     let waiting = counters.waiting.load(Ordering::Acquire);
     // While less waits than runs the next free sequence could find nobody.
     let is_busy = waiting >= app.engine.info().sequences;
-    let may_enter = |client| !is_busy || app.turns.may_enter(client, app.engine.places(), now);
+    let may_enter = |client| !is_busy || app.turns().may_enter(client, app.engine.places(), now);
     let submitted = if client.is_none_or(may_enter) {
         app.engine.submit(request, inlet.into_sink())
     } else {
@@ -400,12 +404,12 @@ fn enter(
     match (submitted, client) {
         (Ok(cancel), client) => {
             if let Some(client) = client {
-                app.turns.entered(client, now);
+                app.turns().entered(client, now);
             }
             Ok(cancel)
         }
         (Err(rejected @ Rejected::QueueFull { .. }), Some(client)) => {
-            let wait = app.turns.refused(client, ids::fraction(), now);
+            let wait = app.turns().refused(client, ids::fraction(), now);
             Err(ApiError::from(rejected).retry_after(wait))
         }
         (Err(rejected), _) => Err(rejected.into()),

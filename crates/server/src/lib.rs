@@ -9,6 +9,9 @@
 //! | --- | --- |
 //! | `connection` | accepts, watches deadlines, shuts down |
 //! | `resting` | lets clients in, and closes idle connections where there is no room |
+//! | `registry/*` | the models: loaded when they are asked for, unloaded when their room is needed |
+//! | `arrival` | a request on its way to its model |
+//! | `server`, `app` | what all requests share, and what those for one model do |
 //! | `router`, `paths` | the table of routes, how they are spelled, and what every request passes |
 //! | [`auth`] | keys, Host names, origins |
 //! | `body`, `strict`, `fields` | bytes → JSON → values, within limits |
@@ -16,7 +19,7 @@
 //! | `turns` | who is let into the queue, and when the others come back |
 //! | `dialect` | what an API has to say of itself, and the way of a request that all share |
 //! | `render` | the tokens that a request becomes, for routers |
-//! | `request`, `options` | a request as the engine understands it, and its options |
+//! | `request`, `options`, `defaults` | a request as the engine understands it, its options, and what it does not say |
 //! | `media`, `sources` | pictures and videos of requests, and where their bytes come from |
 //! | `results` | the pictures in results of tools, for templates that show texts alone |
 //! | `embeddings` | vectors of texts, for the paths of all dialects |
@@ -37,9 +40,12 @@
 #![forbid(unsafe_code)]
 
 mod anthropic;
+mod app;
+mod arrival;
 pub mod auth;
 mod body;
 mod connection;
+mod defaults;
 mod dialect;
 mod embeddings;
 mod errors;
@@ -61,6 +67,7 @@ mod openapi;
 mod options;
 mod page;
 mod paths;
+mod registry;
 mod render;
 mod request;
 mod resting;
@@ -69,6 +76,7 @@ mod router;
 mod routes;
 mod run;
 mod samplers;
+mod server;
 mod sources;
 mod sse;
 mod strict;
@@ -77,37 +85,23 @@ mod template;
 mod thinking;
 mod turns;
 
-use std::fmt::Write;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use axum::body::Body;
-use axum::http::HeaderMap;
-use engine::{Engine, ModelInfo, Pooling};
-use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
-use text::{Text, TextError};
+use engine::Pooling;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 pub use auth::{Keys, check_bind, parse_origin};
+pub use defaults::Defaults;
 pub use fetch::{Folder, HostError, Hosts};
 pub use limits::Limits;
+pub use registry::{LoadFailure, Loader, Loading, ModelSpec, Models, ModelsOptions};
 pub use sources::MediaSources;
 
-use body::Budget;
 use connection::Stage;
-use errors::ApiError;
-use fields::Fields;
-use lanes::{Lanes, Worker};
-use metrics::Metrics;
-use openai::responses::store::Store;
-use run::Slots;
-use turns::Turns;
-
-/// Names that a server takes for its model even where it is strict about names.
-const ANY_MODEL: &[&str] = &["", "default"];
+use server::Server;
 
 /// The tables of the fields of OpenAI's chat and completions requests as Markdown, as they stand
 /// in `docs/server.md`: what is honored, refused and ignored.
@@ -144,15 +138,12 @@ pub fn ollama_fields_as_markdown() -> String {
     ollama::tables::markdown()
 }
 
-/// How a server behaves.
+/// How a model answers where a request does not say.
 #[derive(Clone, Debug, Default)]
-pub struct Config {
+pub struct ModelConfig {
     /// Names of the model, the one that responses carry first; the engine's name
     /// for it if there is none.
-    pub model_names: Vec<String>,
-    /// Whether a request for a model of another name is refused. Otherwise the model that
-    /// is served answers it, and the response names that one.
-    pub strict_model_names: bool,
+    pub names: Vec<String>,
     /// Whether a conversation that ends with a message of the assistant is answered by a turn of
     /// its own; otherwise the answer goes on from that message, unless a request says which.
     pub whole_assistant_turns: bool,
@@ -161,6 +152,16 @@ pub struct Config {
     pub reasoning: Option<bool>,
     /// How the rows of a text become its embedding; the last row is one where this is not said.
     pub pooling: Option<Pooling>,
+    /// Sampling, length and arguments of the chat template where a request does not say.
+    pub defaults: Defaults,
+}
+
+/// How a server behaves.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Whether a request for a model of another name is refused. Otherwise the model that
+    /// is served answers it, and the response names that one.
+    pub strict_model_names: bool,
     /// The API keys, one of which a request must carry; without any, everyone may ask.
     pub keys: Keys,
     /// Whether the network may ask without a key.
@@ -189,13 +190,23 @@ pub enum ServeError {
         /// The address that the server was to listen on.
         address: SocketAddr,
     },
+    /// The only model could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// The listener does not work.
     #[error("cannot accept connections on this address")]
     Listener(#[from] std::io::Error),
 }
 
-/// Serves `engine` on `listener` until `shutdown` resolves and what runs has
-/// ended.
+/// Why a model could not be loaded.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct LoadError(pub(crate) String);
+
+/// Serves `models` on `listener` until `shutdown` resolves and what runs has ended.
+///
+/// Connections are accepted at once; while models are loaded, `/health` says how far they are. The
+/// models end with the server.
 ///
 /// After `shutdown` no connection and no generation begins; running ones get
 /// [`Limits::drain_timeout`] to finish, then are cancelled: every open stream
@@ -203,10 +214,11 @@ pub enum ServeError {
 ///
 /// # Errors
 ///
-/// [`ServeError`], before the first connection is accepted.
+/// [`ServeError`]: before the first connection is accepted, or where the only model could not be
+/// loaded.
 pub async fn serve(
     config: Config,
-    engine: Arc<Engine>,
+    models: Models,
     listener: TcpListener,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
@@ -214,126 +226,37 @@ pub async fn serve(
     check_bind(&config, local)?;
     let (stage, watcher) = watch::channel(Stage::Serving);
     let limits = config.limits.clone();
-    let app = Arc::new(App::new(config, engine, local, watcher));
-    connection::run(listener, router::router(app), &limits, &stage, shutdown).await;
-    Ok(())
-}
-
-/// What all requests share.
-pub(crate) struct App {
-    engine: Arc<Engine>,
-    config: Config,
-    local: SocketAddr,
-    /// Names of the model, at least one.
-    names: Vec<String>,
-    fingerprint: String,
-    started: u64,
-    stage: watch::Receiver<Stage>,
-    bodies: Budget,
-    lanes: Lanes,
-    turns: Turns,
-    /// What the Responses API keeps.
-    responses: Store,
-    metrics: Arc<Metrics>,
-    slots: Arc<Slots>,
-}
-
-impl App {
-    fn new(
-        config: Config,
-        engine: Arc<Engine>,
-        local: SocketAddr,
-        stage: watch::Receiver<Stage>,
-    ) -> Self {
-        let names = match &config.model_names[..] {
-            [] => vec![engine.info().name.clone()],
-            names => names.to_vec(),
-        };
-        let metrics = Arc::new(Metrics::new(engine.info().context));
-        App {
-            fingerprint: fingerprint(engine.info()),
-            bodies: Budget::new(config.limits.bodies_bytes),
-            lanes: Lanes::new(&config.limits),
-            turns: Turns::new(config.limits.turn_grace),
-            responses: Store::new(&config.limits),
-            slots: Arc::new(Slots::new(engine.info().sequences)),
-            names,
-            engine,
-            config,
-            local,
-            started: ids::unix_seconds(),
-            stage,
-            metrics,
-        }
-    }
-
-    /// The model's name in responses.
-    fn model(&self) -> &str {
-        &self.names[0]
-    }
-
-    /// Refuses work once a shutdown has begun.
-    fn refuse_late(&self) -> Result<(), ApiError> {
-        if *self.stage.borrow() > Stage::Serving {
-            Err(ApiError::shutting_down())
-        } else {
-            Ok(())
-        }
-    }
-
-    /// The model's name in the response to a request: the one it was asked for under, if
-    /// that is one of its names, else the first of them.
-    fn check_model(&self, fields: &Fields<'_>) -> Result<String, ApiError> {
-        match fields.string("model")? {
-            None => Ok(self.model().to_owned()),
-            Some(name) if self.names.iter().any(|own| own == name) => Ok(name.to_owned()),
-            Some(name) if !self.config.strict_model_names || ANY_MODEL.contains(&name) => {
-                Ok(self.model().to_owned())
-            }
-            Some(name) => Err(ApiError::no_model(name, self.model())),
-        }
-    }
-
-    /// Receives the JSON object of a request, of at most `limit` bytes, and reads it once it
-    /// is its turn; what is read may be held only as long as the worker.
-    async fn read_object(
-        &self,
-        headers: &HeaderMap,
-        body: Body,
-        limit: usize,
-    ) -> Result<(Map<String, Value>, Worker), ApiError> {
-        let limits = &self.config.limits;
-        let received = body::receive(headers, body, limit, &self.bodies, limits).await?;
-        let worker = self.lanes.enter(received.bytes.len()).await;
-        Ok((strict::parse_object(&received.bytes)?, worker))
-    }
-
-    /// Renders or tokenizes text away from the threads that serve connections. The worker
-    /// counts until it ends, also when its client is gone.
-    async fn text_work<T: Send + 'static>(
-        &self,
-        worker: Worker,
-        work: impl FnOnce(&Text) -> Result<T, TextError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let text = self.engine.text().clone();
-        let done = tokio::task::spawn_blocking(move || {
-            let _worker = worker;
-            work(&text)
-        });
-        // A panic in there is that request's end, and only its.
-        done.await
-            .map_err(|_| ApiError::internal())?
-            .map_err(|error| match error {
-                TextError::TooManyTokens { at_least, limit } => {
-                    let message = format!(
-                        "{error}{}{}",
-                        engine::full_context(at_least, limit),
-                        longer_context(limit, self.engine.info().context_max)
-                    );
-                    ApiError::too_long(&message, at_least, limit)
+    let server = Arc::new(Server::new(config, &models, local, watcher));
+    let registry = models.0;
+    let lost = Arc::new(OnceLock::new());
+    let end = {
+        let (registry, lost) = (registry.clone(), lost.clone());
+        async move {
+            let failed = async {
+                match registry.ready().await {
+                    Ok(()) => std::future::pending().await,
+                    Err(error) => error,
                 }
-                error => error.into(),
-            })
+            };
+            tokio::select! {
+                () = shutdown => {}
+                error = failed => drop(lost.set(error)),
+            }
+        }
+    };
+    let background = [
+        tokio::spawn(registry.clone().preload()),
+        tokio::spawn(registry.clone().retire()),
+    ];
+    connection::run(listener, router::router(server), &limits, &stage, end).await;
+    background.iter().for_each(|task| task.abort());
+    // It waits for the engines' threads.
+    let stopped = tokio::task::spawn_blocking(move || registry.stop());
+    // A panic of an engine's thread has been printed.
+    let _ = stopped.await;
+    match lost.get() {
+        Some(error) => Err(error.clone().into()),
+        None => Ok(()),
     }
 }
 
@@ -345,29 +268,4 @@ pub fn longer_context(context: usize, context_max: usize) -> String {
     } else {
         String::new()
     }
-}
-
-/// Short hash of what a text depends on beside the request.
-fn fingerprint(info: &ModelInfo) -> String {
-    let ModelInfo {
-        name,
-        family,
-        backend,
-        context,
-        vocab_size,
-        weight_bytes,
-        kv_format,
-        ..
-    } = info;
-    let version = env!("CARGO_PKG_VERSION");
-    let all = format!(
-        "{version}|{name}|{family}|{backend}|{context}|{vocab_size}|{weight_bytes}|{kv_format}"
-    );
-    Sha256::digest(all)
-        .iter()
-        .take(5)
-        .fold("fp_".to_owned(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
 }

@@ -97,6 +97,8 @@ pub const DRY_BREAKER_CHARS_MAX: usize = 40;
 pub const REQUEST_ID_CHARS_MAX: usize = 128;
 /// Names listed in the `x-ignored-fields` response header.
 pub const IGNORED_FIELDS_MAX: usize = 16;
+/// Names of models that an error message lists.
+pub const LISTED_MODELS_MAX: usize = 20;
 /// Characters of user data that an error message repeats.
 pub const ECHO_CHARS_MAX: usize = 64;
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use engine::{Counters, FinishReason, PAGE_ROWS, RequestOutcome};
@@ -126,12 +126,50 @@ pub(crate) struct Metrics {
     pub(crate) finished: Tally,
     /// Requests without speculation, by reason.
     pub(crate) spec_disabled: Tally,
-    /// HTTP responses, by `route status`.
-    pub(crate) responses: Tally,
     /// Generations that failed, by the error's code.
     pub(crate) faults: Tally,
     /// Whether the thread of the engine has ended.
     pub(crate) engine_lost: AtomicBool,
+    /// Tokens that a sequence has at most.
+    context: usize,
+}
+
+/// The HTTP responses of a server.
+#[derive(Debug)]
+pub(crate) struct Http {
+    /// Those to requests for each model, by `route status`; the last are those to requests for none.
+    responses: Vec<Tally>,
+}
+
+impl Http {
+    /// The responses of a server of `n` models, none yet.
+    pub(crate) fn new(n: usize) -> Self {
+        Http {
+            responses: (0..=n).map(|_| Tally::default()).collect(),
+        }
+    }
+
+    /// Counts a response to a request for model `model`, if it was for one. Where there is only one,
+    /// every request is for that.
+    pub(crate) fn count(&self, model: Option<usize>, route: &str, status: u16) {
+        let last = self.responses.len() - 1;
+        let place = model.unwrap_or(if last == 1 { 0 } else { last });
+        self.responses[place].count(&format!("{route} {status}"));
+    }
+}
+
+/// One model, as the page counts it.
+pub(crate) struct Source {
+    /// The model's name, which labels its samples.
+    pub(crate) model: String,
+    /// Whether the model is loaded.
+    pub(crate) is_loaded: bool,
+    /// What the server has counted, if the model was ever loaded.
+    pub(crate) metrics: Option<Arc<Metrics>>,
+    /// What the engine has counted.
+    pub(crate) counters: Arc<Counters>,
+    /// Draft positions that have a sample.
+    pub(crate) positions: usize,
 }
 
 impl Metrics {
@@ -148,9 +186,9 @@ impl Metrics {
             cancel_latency: Histogram::new(&SECONDS),
             finished: Tally::default(),
             spec_disabled: Tally::default(),
-            responses: Tally::default(),
             faults: Tally::default(),
             engine_lost: AtomicBool::new(false),
+            context,
         }
     }
 
@@ -180,37 +218,42 @@ impl Metrics {
         }
     }
 
-    /// The page in Prometheus' text format, from the server's counts and the engine's
-    /// `counters`. Every sample is labeled with the name of the `model`; there is a sample
-    /// for each of the first `positions` draft positions.
-    pub(crate) fn render(&self, counters: &Counters, model: &str, positions: usize) -> String {
-        let mut page = Page {
-            text: String::new(),
-            model: escape(model),
+    /// Tokens that a sequence has at most.
+    pub(crate) fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Whether the thread of the engine has ended.
+    pub(crate) fn is_engine_lost(&self) -> bool {
+        self.engine_lost.load(Ordering::Relaxed)
+    }
+}
+
+/// The page in Prometheus' text format. Every sample is labeled with the name of its model.
+pub(crate) fn render(sources: &[Source], http: &Http) -> String {
+    let mut page = Page::default();
+    for series in SERIES {
+        let kind = match series.value {
+            Value::Gauge(_) | Value::Loaded | Value::Blocks => "gauge",
+            Value::Histogram(_) => "histogram",
+            _ => "counter",
         };
-        for &Series { name, help, value } in SERIES {
-            match value {
-                Value::Gauge(read) => page.one(name, "gauge", help, read(counters)),
-                Value::Counter(of) => {
-                    let count = of(counters).load(Ordering::Relaxed);
-                    page.one(name, "counter", help, count as f64);
-                }
-                Value::Seconds(of) => {
-                    let micros = of(counters).load(Ordering::Relaxed);
-                    page.one(name, "counter", help, micros as f64 / 1e6);
-                }
-                Value::Histogram(of) => page.histogram(name, help, of(self)),
-                Value::Tally(label, of) => page.tally(name, help, label, of(self)),
-                Value::Positions => {
-                    let accepted = &counters.accepted_by_position;
-                    page.positions(name, help, &accepted[..positions.min(accepted.len())]);
-                }
-                Value::Blocks => page.blocks(name, help, gauge(&counters.pages)),
-                Value::Responses => page.responses(name, help, &self.responses),
+        page.head(series.name, kind, series.help);
+        for source in sources {
+            page.model = escape(&source.model);
+            page.samples(series, source);
+        }
+        if let Value::Responses = series.value {
+            for (i, tally) in http.responses.iter().enumerate() {
+                page.model = sources
+                    .get(i)
+                    .map_or_else(String::new, |s| escape(&s.model));
+                page.responses(series.name, tally);
             }
         }
-        page.text
+        page.end_series();
     }
+    page.text
 }
 
 /// A series of the page: its name, its help text, and the source of its value.
@@ -240,11 +283,13 @@ enum Value {
     Blocks,
     /// HTTP responses by route and status.
     Responses,
+    /// Whether the model is loaded.
+    Loaded,
 }
 
 /// Every series of the page, in the order of the page.
 const SERIES: &[Series] = {
-    use Value::{Blocks, Counter, Gauge, Histogram, Positions, Responses, Seconds, Tally};
+    use Value::{Blocks, Counter, Gauge, Histogram, Loaded, Positions, Responses, Seconds, Tally};
     const fn series(name: &'static str, help: &'static str, value: Value) -> Series {
         Series { name, help, value }
     }
@@ -459,6 +504,11 @@ const SERIES: &[Series] = {
             Histogram(|m| &m.cancel_latency),
         ),
         series("paceline:http_responses_total", "Responses.", Responses),
+        series(
+            "paceline:model_loaded",
+            "1 while the model is loaded.",
+            Loaded,
+        ),
     ]
 };
 
@@ -468,15 +518,30 @@ fn gauge(counter: &AtomicUsize) -> f64 {
 }
 
 /// A page in Prometheus' text format.
+#[derive(Default)]
 struct Page {
     text: String,
+    /// The name of the model whose samples follow.
     model: String,
+    /// Where the series begins, and where its samples do.
+    series: (usize, usize),
 }
 
 impl Page {
     /// Begins a series.
     fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let begin = self.text.len();
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        self.series = (begin, self.text.len());
+    }
+
+    /// Ends a series; one of positions that has no samples was none.
+    fn end_series(&mut self) {
+        let (begin, samples) = self.series;
+        let is_of_positions = self.text[begin..].contains("per_pos");
+        if is_of_positions && self.text.len() == samples {
+            self.text.truncate(begin);
+        }
     }
 
     /// Adds a value. `labels` follow the model's label, each with a comma before it.
@@ -488,22 +553,44 @@ impl Page {
         );
     }
 
-    /// Adds a series of one value.
-    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
-        self.head(name, kind, help);
-        self.sample(name, "", value);
+    /// Adds the samples of a series that one model has.
+    fn samples(&mut self, series: &Series, source: &Source) {
+        let (name, counters) = (series.name, &*source.counters);
+        match series.value {
+            Value::Gauge(read) => self.sample(name, "", read(counters)),
+            Value::Counter(of) => {
+                self.sample(name, "", of(counters).load(Ordering::Relaxed) as f64);
+            }
+            Value::Seconds(of) => {
+                let micros = of(counters).load(Ordering::Relaxed);
+                self.sample(name, "", micros as f64 / 1e6);
+            }
+            Value::Histogram(of) => {
+                if let Some(metrics) = &source.metrics {
+                    self.histogram(name, of(metrics));
+                }
+            }
+            Value::Tally(label, of) => {
+                if let Some(metrics) = &source.metrics {
+                    self.tally(name, label, of(metrics));
+                }
+            }
+            Value::Positions => {
+                let accepted = &counters.accepted_by_position;
+                self.positions(name, &accepted[..source.positions.min(accepted.len())]);
+            }
+            Value::Blocks => {
+                let pages = gauge(&counters.pages);
+                let labels = format!(",block_size=\"{PAGE_ROWS}\",num_gpu_blocks=\"{pages}\"");
+                self.sample(name, &labels, 1.0);
+            }
+            Value::Loaded => self.sample(name, "", f64::from(u8::from(source.is_loaded))),
+            Value::Responses => {}
+        }
     }
 
-    /// A gauge of 1 whose labels are the size of a page and the number `pages`.
-    fn blocks(&mut self, name: &str, help: &str, pages: f64) {
-        let labels = format!(",block_size=\"{PAGE_ROWS}\",num_gpu_blocks=\"{pages}\"");
-        self.head(name, "gauge", help);
-        self.sample(name, &labels, 1.0);
-    }
-
-    /// Adds a counter for each value of `label`.
-    fn tally(&mut self, name: &str, help: &str, label: &str, tally: &Tally) {
-        self.head(name, "counter", help);
+    /// Adds a sample for each value of `label`.
+    fn tally(&mut self, name: &str, label: &str, tally: &Tally) {
         for (value, count) in tally.get() {
             self.sample(
                 name,
@@ -513,21 +600,16 @@ impl Page {
         }
     }
 
-    /// Adds a counter for each draft position; nothing if there are none.
-    fn positions(&mut self, name: &str, help: &str, counters: &[AtomicU64]) {
-        if counters.is_empty() {
-            return;
-        }
-        self.head(name, "counter", help);
+    /// Adds a sample for each draft position.
+    fn positions(&mut self, name: &str, counters: &[AtomicU64]) {
         for (position, counter) in counters.iter().enumerate() {
             let count = counter.load(Ordering::Relaxed);
             self.sample(name, &format!(",position=\"{position}\""), count as f64);
         }
     }
 
-    /// Adds a counter for each route and status.
-    fn responses(&mut self, name: &str, help: &str, tally: &Tally) {
-        self.head(name, "counter", help);
+    /// Adds a sample for each route and status.
+    fn responses(&mut self, name: &str, tally: &Tally) {
         for (label, count) in tally.get() {
             let (route, status) = label.split_once(' ').unwrap_or((&label, ""));
             let labels = format!(",route=\"{}\",status=\"{}\"", escape(route), escape(status));
@@ -535,9 +617,9 @@ impl Page {
         }
     }
 
-    /// Adds a histogram: its buckets, each with all values up to its bound, sum and count.
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.head(name, "histogram", help);
+    /// Adds the samples of a histogram: its buckets, each with all values up to its bound, sum and
+    /// count.
+    fn histogram(&mut self, name: &str, histogram: &Histogram) {
         let mut below = 0;
         for (bound, bucket) in histogram.bounds.iter().zip(&histogram.buckets) {
             below += bucket.load(Ordering::Relaxed);
@@ -571,6 +653,49 @@ fn escape(label: &str) -> String {
 mod tests {
     use super::*;
 
+    /// The page of one model called `name`.
+    fn page(metrics: Metrics, http: &Http, name: &str, positions: usize) -> String {
+        let source = Source {
+            model: name.to_owned(),
+            is_loaded: true,
+            metrics: Some(Arc::new(metrics)),
+            counters: Arc::default(),
+            positions,
+        };
+        render(&[source], http)
+    }
+
+    #[test]
+    fn several_models_share_each_series() {
+        let source = |model: &str, metrics| Source {
+            model: model.to_owned(),
+            is_loaded: model == "a",
+            metrics,
+            counters: Arc::default(),
+            positions: 0,
+        };
+        let http = Http::new(2);
+        http.count(Some(1), "/v1/x", 200);
+        http.count(None, "/health", 200);
+        let loaded = Some(Arc::new(Metrics::new(10)));
+        let page = render(&[source("a", loaded), source("b", None)], &http);
+        for line in [
+            "vllm:num_requests_running{model_name=\"a\"} 0",
+            "vllm:num_requests_running{model_name=\"b\"} 0",
+            "vllm:e2e_request_latency_seconds_count{model_name=\"a\"} 0",
+            "paceline:model_loaded{model_name=\"a\"} 1",
+            "paceline:model_loaded{model_name=\"b\"} 0",
+            "paceline:http_responses_total{model_name=\"b\",route=\"/v1/x\",status=\"200\"} 1",
+            "paceline:http_responses_total{model_name=\"\",route=\"/health\",status=\"200\"} 1",
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line}\n{page}");
+        }
+        let heads: Vec<&str> = page.lines().filter(|l| l.starts_with("# TYPE")).collect();
+        let once: std::collections::BTreeSet<&&str> = heads.iter().collect();
+        assert_eq!(heads.len(), once.len(), "each series has one head");
+        assert!(!page.contains("latency_seconds_count{model_name=\"b\"}"));
+    }
+
     #[test]
     fn buckets_are_cumulative_and_labels_are_escaped() {
         let metrics = Metrics::new(100);
@@ -579,8 +704,9 @@ mod tests {
                 .time_to_first_token
                 .observe(Duration::from_millis(millis));
         }
-        metrics.responses.count("/health 200");
-        let page = metrics.render(&Counters::default(), "a\"b", 2);
+        let http = Http::new(1);
+        http.count(None, "/health", 200);
+        let page = page(metrics, &http, "a\"b", 2);
         let name = "vllm:time_to_first_token_seconds";
         for line in [
             format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"0.005\"}} 1"),
@@ -595,7 +721,7 @@ mod tests {
         }
         let positions = |page: &str| page.matches(",position=").count();
         assert_eq!(positions(&page), 2);
-        let plain = metrics.render(&Counters::default(), "m", 0);
+        let plain = super::tests::page(Metrics::new(100), &http, "m", 0);
         assert!(!plain.contains("per_pos"), "{plain}");
     }
 
@@ -620,7 +746,7 @@ mod tests {
             embedding: Vec::new(),
         };
         metrics.count_outcome(&outcome);
-        let page = metrics.render(&Counters::default(), "m", 0);
+        let page = page(metrics, &Http::new(1), "m", 0);
         for line in [
             "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.001\"} 1",
             "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.01\"} 1",

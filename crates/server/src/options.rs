@@ -1,8 +1,8 @@
 //! The options that requests of all dialects share: sampling, length, stops, streaming,
 //! speculation. Dialects differ in the names of some ([`Names`]).
 //!
-//! Where a request is silent, the checkpoint's `generation_config.json` speaks,
-//! then OpenAI's defaults; the command line does the same.
+//! Where a request is silent, the server's [`Defaults`](crate::Defaults) speak, then the checkpoint's
+//! `generation_config.json`, then OpenAI's defaults.
 
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use text::Text;
 use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
+use crate::app::Loaded;
 use crate::auth::Caller;
 use crate::errors::ApiError;
 use crate::fields::{Fields, whole};
@@ -104,21 +105,24 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads and checks the options. `max_tokens` is what silence about that means.
+    /// Reads and checks the options of a request for `model`. `max_tokens` is what silence about that
+    /// means, where the server has no default.
     pub(crate) fn read(
         fields: &Fields<'_>,
-        engine: &Engine,
+        model: &Loaded,
         names: &Names,
         max_tokens: Option<usize>,
     ) -> Result<Self, ApiError> {
+        let engine = &model.engine;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let mut limit = None;
         for &name in names.max_tokens {
             // -1 is how clients of several local servers spell "no limit".
             limit = limit.or(fields.integer(name, -1..=MAX_TOKENS_MAX)?);
         }
-        let max_tokens = limit.map_or(max_tokens, |n| usize::try_from(n).ok());
-        let sampling = sampling(fields, engine, names)?;
+        let silent = model.settings.defaults.max_tokens.or(max_tokens);
+        let max_tokens = limit.map_or(silent, |n| usize::try_from(n).ok());
+        let sampling = sampling(fields, model, names)?;
         if let Some(most) = max_tokens.filter(|&most| sampling.min_tokens > most) {
             return Err(fields.error(
                 "min_tokens",
@@ -272,20 +276,21 @@ pub(crate) fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
     Ok(n as usize)
 }
 
-fn sampling(fields: &Fields<'_>, engine: &Engine, names: &Names) -> Result<Sampling, ApiError> {
+fn sampling(fields: &Fields<'_>, model: &Loaded, names: &Names) -> Result<Sampling, ApiError> {
+    let (engine, defaults) = (&model.engine, &model.settings.defaults);
     let advice = &engine.text().sampling;
     let mut sampling = Sampling {
         top_k: match fields.integer("top_k", -1..=TOP_K_MAX)? {
             // Servers differ in which of the two means "all"; neither means none.
             Some(k) => usize::try_from(k).unwrap_or(0),
-            None => advice.top_k.map_or(0, |k| k as usize),
+            None => model.top_k(),
         },
         suppress: advice.suppress_tokens.clone(),
         ..Sampling::default()
     };
     for option in SAMPLER_NUMBERS {
-        if let Some(advised) = (option.advised)(advice) {
-            (option.set)(&mut sampling, advised);
+        if let Some(number) = model.number(option) {
+            (option.set)(&mut sampling, number);
         }
         let aliases = names.sampling.iter().filter(|(_, own)| *own == option.name);
         for name in [option.name]
@@ -310,14 +315,14 @@ fn sampling(fields: &Fields<'_>, engine: &Engine, names: &Names) -> Result<Sampl
     mirostat(fields, &mut sampling)?;
     samplers::read(fields, &mut sampling, names.passes_infill)?;
     logit_bias(fields, engine, &mut sampling)?;
-    sampling.seed = seed(fields)?;
+    sampling.seed = seed(fields, defaults.seed)?;
     Ok(sampling)
 }
 
-/// Any 64-bit number, signed or not; a new one if there is none.
-fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
+/// Any 64-bit number, signed or not; if there is none, `default` or a new one.
+fn seed(fields: &Fields<'_>, default: Option<u64>) -> Result<u64, ApiError> {
     let Some(value) = fields.get("seed") else {
-        return Ok(ids::random_seed());
+        return Ok(default.unwrap_or_else(ids::random_seed));
     };
     let seed = value
         .as_u64()

@@ -10,27 +10,29 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Response};
 use serde_json::{Value, json};
 
-use crate::App;
-use crate::dialect::{self, Endpoint, Received, X_IGNORED_FIELDS};
+use crate::arrival::Received;
+use crate::dialect::{self, Endpoint, X_IGNORED_FIELDS};
 use crate::errors::ApiError;
 use crate::media::Encoded;
+use crate::server::Server;
 use crate::{ids, openai};
 
 /// The tokens of each prompt of a request that [`Endpoint`] `E` would answer, a document each.
 async fn rendered<E: Endpoint>(
-    app: &Arc<App>,
+    server: &Arc<Server>,
     request: Request,
     prefix: &str,
 ) -> Result<(Vec<Value>, Option<HeaderValue>), ApiError> {
-    let limit = E::body_bytes(&app.config.limits);
+    let limit = E::body_bytes(&server.config.limits);
     let Received {
         head,
         object,
         worker,
-    } = Received::new(app, request, limit).await?;
-    let (asked, _) = E::read(object, &head.headers, app)?;
+        app,
+    } = Received::new(server, request, limit).await?;
+    let (asked, _) = E::read(object, &head.headers, &app)?;
     let context = app.engine.info().context;
-    let prompts = dialect::encode(app, worker, asked.prompt, context).await?;
+    let prompts = dialect::encode(&app, worker, asked.prompt, context).await?;
     let document = |prompt: Encoded| {
         json!({
             "request_id": format!("{prefix}-{}", ids::unique()),
@@ -45,19 +47,19 @@ async fn rendered<E: Endpoint>(
 
 /// Renders the one prompt of a conversation.
 pub(crate) async fn one<E: Endpoint>(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let (documents, ignored) = rendered::<E>(&app, request, "chatcmpl").await?;
+    let (documents, ignored) = rendered::<E>(&server, request, "chatcmpl").await?;
     Ok(answer(&documents[0], ignored))
 }
 
 /// Renders each of the prompts of a completion.
 pub(crate) async fn several<E: Endpoint>(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let (documents, ignored) = rendered::<E>(&app, request, "cmpl").await?;
+    let (documents, ignored) = rendered::<E>(&server, request, "cmpl").await?;
     Ok(answer(&json!(documents), ignored))
 }
 

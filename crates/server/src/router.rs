@@ -24,7 +24,8 @@ use crate::dialect::Dialect;
 use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
 use crate::routes::{ROUTES, Route};
-use crate::{App, anthropic, ids, openai, page, paths};
+use crate::server::{Chosen, Server};
+use crate::{anthropic, ids, openai, page, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Methods that some route knows.
@@ -46,7 +47,7 @@ fn dialect(route: Option<&Route>, headers: &HeaderMap) -> &'static Dialect {
 }
 
 /// The router over [every path](ROUTES).
-pub(crate) fn router(app: Arc<App>) -> Router {
+pub(crate) fn router(server: Arc<Server>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         for path in paths::spellings(route.path) {
@@ -56,8 +57,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     router
         .fallback(no_route)
         .method_not_allowed_fallback(other_method)
-        .layer(middleware::from_fn_with_state(app.clone(), gate))
-        .with_state(app)
+        .layer(middleware::from_fn_with_state(server.clone(), gate))
+        .with_state(server)
 }
 
 /// The route that axum has matched, under any of its spellings.
@@ -74,17 +75,17 @@ fn served() -> Vec<&'static str> {
 }
 
 /// 404, with the path that was probably meant, or what API is not served.
-async fn no_route(State(app): State<Arc<App>>, request: Request) -> ApiError {
+async fn no_route(State(server): State<Arc<Server>>, request: Request) -> ApiError {
     let path = request.uri().path();
     match paths::foreign(path) {
-        Some(name) => ApiError::foreign_route(name, &base_url(&app, request.headers())),
+        Some(name) => ApiError::foreign_route(name, &base_url(&server, request.headers())),
         None => ApiError::no_route(paths::nearest(path, &served()), &served().join(", ")),
     }
 }
 
 /// The base URL of this server for OpenAI's clients, under the name that the client has
 /// for it.
-fn base_url(app: &App, headers: &HeaderMap) -> String {
+fn base_url(server: &Server, headers: &HeaderMap) -> String {
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
@@ -94,7 +95,7 @@ fn base_url(app: &App, headers: &HeaderMap) -> String {
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b"-.:[]".contains(&b))
     };
-    let own = app.local.to_string();
+    let own = server.local.to_string();
     format!("http://{}/v1", host.filter(is_plain).unwrap_or(&own))
 }
 
@@ -105,7 +106,11 @@ async fn other_method(path: MatchedPath, method: Method) -> ApiError {
 }
 
 /// What every request passes.
-async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+async fn gate(
+    State(server): State<Arc<Server>>,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
     let started = Instant::now();
     let id = request_id(request.headers());
     let route = matched(request.extensions().get::<MatchedPath>());
@@ -115,9 +120,18 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     // At the level of errors, so that no line of a request is ever without its id.
     let span = tracing::error_span!("request", id, %method, route = label);
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let answer = AssertUnwindSafe(pass(&app, route, request, next)).catch_unwind();
+    let chosen = Chosen::default();
+    request.extensions_mut().insert(chosen.clone());
+    let answer = AssertUnwindSafe(pass(&server, route, request, next)).catch_unwind();
     let (mut response, from) = answer.instrument(span.clone()).await.unwrap_or_else(|_| {
-        app.metrics.faults.count("panic");
+        let only = server.registry.is_single().then_some(0);
+        let metrics = chosen
+            .get()
+            .or(only)
+            .and_then(|i| server.registry.metrics(i));
+        if let Some(metrics) = metrics {
+            metrics.faults.count("panic");
+        }
         (ApiError::internal().into_response(), Origin::Same)
     });
     dialect.spell_error(&mut response, &id);
@@ -132,7 +146,7 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
         header::X_CONTENT_TYPE_OPTIONS,
         HeaderValue::from_static("nosniff"),
     );
-    if !app.config.allowed_origins.is_empty() {
+    if !server.config.allowed_origins.is_empty() {
         headers.append(header::VARY, HeaderValue::from_static("origin"));
     }
     if let (Origin::Allowed, Some(origin)) = (from, origin) {
@@ -143,7 +157,7 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
         );
     }
     let status = response.status().as_u16();
-    app.metrics.responses.count(&format!("{label} {status}"));
+    server.http.count(chosen.get(), label, status);
     let ms = started.elapsed().as_millis();
     span.in_scope(|| match response.extensions().get::<Refusal>() {
         None => tracing::info!(status, ms, "response"),
@@ -159,7 +173,7 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
 
 /// The checks, then the handler.
 async fn pass(
-    app: &App,
+    server: &Server,
     route: Option<&Route>,
     request: Request,
     next: Next,
@@ -168,7 +182,7 @@ async fn pass(
     if let Err(error) = auth::check_single(headers) {
         return (error.into_response(), Origin::Same);
     }
-    let from = auth::check_origin(&app.config, headers);
+    let from = auth::check_origin(&server.config, headers);
     // A preflight asks before it shows a key, and the key may make up for the Host.
     if from == Ok(Origin::Allowed) && request.method() == Method::OPTIONS {
         return (preflight(headers), Origin::Allowed);
@@ -176,16 +190,16 @@ async fn pass(
     // The page's files hold nothing of this server, and its requests bring the key that makes up for
     // the Host: so a person can reach it under any name where there are keys.
     let is_page = route.is_some_and(|route| page::is_asked(route.path, headers));
-    let host = match is_page && !app.config.keys.is_empty() {
+    let host = match is_page && !server.config.keys.is_empty() {
         true => Ok(()),
-        false => auth::check_host(&app.config, app.local, &request),
+        false => auth::check_host(&server.config, server.local, &request),
     };
     let from = match host.and(from) {
         Ok(from) => from,
         Err(error) => return (error.into_response(), Origin::Same),
     };
     let is_public = is_page || route.is_some_and(|route| route.is_public);
-    if !is_public && let Err(error) = auth::check_key(&app.config.keys, headers) {
+    if !is_public && let Err(error) = auth::check_key(&server.config.keys, headers) {
         return (error.into_response(), from);
     }
     (next.run(request).await, from)
@@ -227,15 +241,18 @@ fn request_id(headers: &HeaderMap) -> String {
 }
 
 /// `GET /`: the chat page for browsers, a few lines for programs.
-pub(crate) async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+pub(crate) async fn greeting(
+    State(server): State<Arc<Server>>,
+    headers: HeaderMap,
+) -> Response<Body> {
     if page::wants_html(&headers) {
         return page::document(&headers);
     }
     let text = format!(
         "paceline {} serves {}\nOpenAI base URL: {}\npaths: {}\n",
         env!("CARGO_PKG_VERSION"),
-        app.model(),
-        base_url(&app, &headers),
+        server.registry.names().join(", "),
+        base_url(&server, &headers),
         served().join(", ")
     );
     ([(header::VARY, "accept")], text).into_response()
@@ -282,20 +299,24 @@ mod tests {
         ));
         let (_stage, watcher) = tokio::sync::watch::channel(Stage::Serving);
         let local = "127.0.0.1:80".parse().unwrap();
-        let app = Arc::new(App::new(crate::Config::default(), engine, local, watcher));
+        let config = crate::Config::default();
+        let models = crate::Models::one(engine, crate::ModelConfig::default());
+        let server = Arc::new(Server::new(config, &models, local, watcher));
         let broken = async || -> StatusCode { panic!("on purpose") };
         let mut router = Router::new()
             .route("/broken", get(broken))
             .route("/health", get(health::ready))
-            .layer(middleware::from_fn_with_state(app.clone(), gate))
-            .with_state(app.clone());
+            .layer(middleware::from_fn_with_state(server.clone(), gate))
+            .with_state(server.clone());
         for (path, status) in [("/broken", 500), ("/health", 200)] {
             let request = Request::get(path).header(header::HOST, "localhost");
             let request = request.body(Body::empty()).unwrap();
             let response = tower_service::Service::call(&mut router, request).await;
             assert_eq!(response.unwrap().status(), status, "{path}");
         }
-        let page = app.metrics.render(app.engine.counters(), "m", 0);
-        assert!(page.contains("request_faults_total{model_name=\"m\",code=\"panic\"} 1"));
+        let page = health::metrics(State(server)).await.into_body();
+        let page = http_body_util::BodyExt::collect(page).await.unwrap();
+        let page = String::from_utf8(page.to_bytes().to_vec()).unwrap();
+        assert!(page.contains("request_faults_total{model_name=\"tiny-gemma4\",code=\"panic\"} 1"));
     }
 }

@@ -9,8 +9,9 @@ use crate::llama::completion::{Completion, Continued, Filled};
 use crate::openai::responses::compact::Compact;
 use crate::openai::responses::{self, Respond, socket, stored};
 use crate::openai::{chat, models};
+use crate::server::Server;
 use crate::table::Table;
-use crate::{App, anthropic, health, llama, ollama, openai, openapi, page, render, router};
+use crate::{anthropic, health, llama, ollama, openai, openapi, page, render, router};
 
 /// The media type of server-sent events.
 const EVENTS: &str = "text/event-stream";
@@ -36,7 +37,7 @@ pub(crate) struct Route {
     pub(crate) returns: &'static str,
     /// The media type of its stream, if one can be asked for.
     pub(crate) stream: Option<&'static str>,
-    pub(crate) methods: fn() -> MethodRouter<Arc<App>>,
+    pub(crate) methods: fn() -> MethodRouter<Arc<Server>>,
 }
 
 impl Route {
@@ -44,7 +45,7 @@ impl Route {
         path: &'static str,
         method: &'static str,
         about: &'static str,
-        methods: fn() -> MethodRouter<Arc<App>>,
+        methods: fn() -> MethodRouter<Arc<Server>>,
     ) -> Self {
         Route {
             path,
@@ -62,7 +63,7 @@ impl Route {
     const fn get(
         path: &'static str,
         about: &'static str,
-        methods: fn() -> MethodRouter<Arc<App>>,
+        methods: fn() -> MethodRouter<Arc<Server>>,
     ) -> Self {
         Route::new(path, "GET", about, methods)
     }
@@ -70,7 +71,7 @@ impl Route {
     const fn post(
         path: &'static str,
         about: &'static str,
-        methods: fn() -> MethodRouter<Arc<App>>,
+        methods: fn() -> MethodRouter<Arc<Server>>,
     ) -> Self {
         Route::new(path, "POST", about, methods)
     }
@@ -145,6 +146,16 @@ pub(crate) static ROUTES: &[Route] = &[
     Route::get("/v1/models/{*id}", "a model that is served", || {
         get(models::get)
     }),
+    Route::post("/models/load", "begins to load a model", || {
+        post(llama::models::load)
+    })
+    .of(&llama::DIALECT)
+    .takes(&[&llama::tables::MODELS]),
+    Route::post("/models/unload", "unloads a model", || {
+        post(llama::models::unload)
+    })
+    .of(&llama::DIALECT)
+    .takes(&[&llama::tables::MODELS]),
     Route::post(
         "/v1/chat/completions",
         "writes the next message of a conversation",

@@ -12,16 +12,21 @@
 
 use std::convert::Infallible;
 use std::fmt::Write;
+use std::future::Future;
+use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use engine::RequestOutcome;
 use futures_util::future::select_all;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use serde::Serialize;
+use tokio::time::timeout;
+use tracing::{Instrument, Span};
 
 use crate::errors::ApiError;
 use crate::generation::{Generation, Piece, Prefill, Progress, Step};
+use crate::registry::Status;
 
 /// How an API spells a stream.
 pub(crate) trait StreamFormat: Send + 'static {
@@ -45,7 +50,16 @@ pub(crate) trait StreamFormat: Send + 'static {
     /// order of the texts; called on the first.
     fn close(&mut self, _outcomes: &[Box<RequestOutcome>], _frames: &mut Frames) {}
     /// Writes what comes instead of the rest.
-    fn fail(&mut self, error: &ApiError, frames: &mut Frames);
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        Self::refuse(error, frames);
+    }
+    /// Writes what comes instead of an answer that has not begun.
+    fn refuse(error: &ApiError, frames: &mut Frames);
+    /// Writes a sign of life while the model called `model` is being loaded, before anything else: a
+    /// comment, unless the stream has none.
+    fn waits(_model: &str, status: &Status, frames: &mut Frames) {
+        frames.note(status);
+    }
 }
 
 /// Frames that are sent together.
@@ -75,6 +89,17 @@ impl Frames {
     pub(crate) fn event(&mut self, name: &str, document: &impl Serialize) {
         let _ = writeln!(self.0, "event: {name}");
         self.data(document);
+    }
+
+    /// Adds a comment about a model that is waited for.
+    fn note(&mut self, status: &Status) {
+        let _ = match status {
+            Status::Loading(progress) => {
+                let percent = (100.0 * progress.fraction) as u32;
+                write!(self.0, ": loading {} {percent} %\n\n", progress.stage)
+            }
+            _ => write!(self.0, ": waiting for the model\n\n"),
+        };
     }
 
     fn comment(&mut self, progress: Progress) {
@@ -119,7 +144,77 @@ pub(crate) fn respond<F: StreamFormat>(
             }
         }
     });
-    let mut response = Response::new(Body::from_stream(frames));
+    stream_of::<F>(Body::from_stream(frames))
+}
+
+/// The time between two signs of life, and what writes one.
+type Signs = (Duration, Box<dyn Fn(&mut Frames) + Send>);
+
+/// An answer that has not begun, or the frames of one that has.
+enum Later<A> {
+    /// The answer is waited for; nothing has been sent yet, if it `is_new`.
+    Waits {
+        answer: A,
+        signs: Signs,
+        is_new: bool,
+    },
+    Begun(BodyDataStream),
+}
+
+/// Sends the frames of an `answer` that begins later, and until then signs of life.
+pub(crate) fn respond_later<F: StreamFormat>(
+    answer: impl Future<Output = Result<Response<Body>, ApiError>> + Unpin + Send + 'static,
+    quiet: Duration,
+    sign: impl Fn(&mut Frames) + Send + 'static,
+) -> Response<Body> {
+    let later = Later::Waits {
+        answer: answer.instrument(Span::current()),
+        signs: (quiet, Box::new(sign)),
+        is_new: true,
+    };
+    let frames = stream::unfold(Some(later), async |later| {
+        let (mut answer, signs, is_new) = match later? {
+            Later::Begun(frames) => return next_frame(frames).await,
+            Later::Waits {
+                answer,
+                signs,
+                is_new,
+            } => (answer, signs, is_new),
+        };
+        let quiet = if is_new { Duration::ZERO } else { signs.0 };
+        let mut frames = Frames::default();
+        match timeout(quiet, &mut answer).await {
+            Ok(Ok(response)) => next_frame(response.into_body().into_data_stream()).await,
+            Ok(Err(error)) => {
+                F::refuse(&error, &mut frames);
+                Some((Ok(Bytes::from(frames.0)), None))
+            }
+            Err(_) => {
+                signs.1(&mut frames);
+                let is_new = false;
+                let later = Later::Waits {
+                    answer,
+                    signs,
+                    is_new,
+                };
+                Some((Ok(Bytes::from(frames.0)), Some(later)))
+            }
+        }
+    });
+    stream_of::<F>(Body::from_stream(frames))
+}
+
+/// What an answer that has begun sends next, and the rest of it.
+async fn next_frame<A>(
+    mut frames: BodyDataStream,
+) -> Option<(Result<Bytes, axum::Error>, Option<Later<A>>)> {
+    let frame = frames.next().await?;
+    Some((frame, Some(Later::Begun(frames))))
+}
+
+/// A stream of frames as a response.
+fn stream_of<F: StreamFormat>(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
     set(header::CONTENT_TYPE, F::CONTENT_TYPE);

@@ -9,7 +9,7 @@ use crate::tensor::{File, Tensor, Writer};
 use quant::Mapping;
 use serde_json::Value;
 use std::collections::{BTreeMap, btree_map};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes handed out before the memory of what was mapped is given back.
@@ -53,6 +53,14 @@ pub struct Checkpoint {
     pub(crate) hash: OnceLock<String>,
     /// Bytes handed out since memory was last given back.
     pub(crate) handed_out: AtomicUsize,
+    /// Who follows how much is read, if anyone does.
+    pub(crate) follower: OnceLock<Follower>,
+}
+
+/// Whoever is told, with each tensor that is read, of the bytes read so far.
+pub(crate) struct Follower {
+    read: AtomicU64,
+    tell: Box<dyn Fn(u64) + Send + Sync>,
 }
 
 impl Checkpoint {
@@ -71,6 +79,7 @@ impl Checkpoint {
             norms: Norms::default(),
             hash: OnceLock::new(),
             handed_out: AtomicUsize::new(0),
+            follower: OnceLock::new(),
         }
     }
 
@@ -310,10 +319,24 @@ impl Checkpoint {
         Ok((self.data(tensor), entry.dtype, entry.shape.clone()))
     }
 
+    /// Has `tell` called with each tensor that is read from now on: with the bytes of all that were
+    /// read since. The first follower stays.
+    pub fn follow(&self, tell: impl Fn(u64) + Send + Sync + 'static) {
+        let follower = Follower {
+            read: AtomicU64::new(0),
+            tell: Box::new(tell),
+        };
+        let _ = self.follower.set(follower);
+    }
+
     /// Finds `name` and marks it used.
     pub(crate) fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
         let tensor = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         tensor.mark_used();
+        if let Some(Follower { read, tell }) = self.follower.get() {
+            let bytes = tensor.entry.range.len() as u64;
+            tell(read.fetch_add(bytes, Relaxed) + bytes);
+        }
         Ok(tensor)
     }
 

@@ -5,7 +5,7 @@ use server::Hosts;
 use std::path::PathBuf;
 
 /// Where media of requests may come from.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct MediaArgs {
     /// Fetch pictures and videos that requests name by http and https addresses, from these hosts (HOST or
     /// HOST:PORT), or from any without a list. Names lead to addresses of the public internet alone;

@@ -34,7 +34,7 @@ pub(crate) use launch::{LaunchArgs, PsArgs, StopArgs};
 pub(crate) use measure::{BenchArgs, PerplexityArgs};
 pub(crate) use media::MediaArgs;
 pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
-pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ServeArgs};
+pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ModelsArgs, ServeArgs};
 pub(crate) use text::{ChatArgs, RunArgs, TextArgs};
 
 use clap::{Args, Parser, Subcommand};

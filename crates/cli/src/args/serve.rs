@@ -2,13 +2,18 @@
 
 use super::draft::DraftArgs;
 use super::media::MediaArgs;
-use super::model::{LoadArgs, ModelArg, size};
+use super::model::{LoadArgs, size};
+use super::text::{SamplerArgs, seed, template_arguments};
+use super::values::count;
 use clap::{Args, ValueEnum};
-use server::Limits;
+use engine::SAMPLER_NUMBERS;
+use serde_json::{Map, Value};
+use server::{Defaults, Limits};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// `paceline serve`
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Address or name to listen on; all but loopback needs a key, or --insecure
     #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
@@ -106,20 +111,107 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) media: MediaArgs,
     #[command(flatten)]
+    pub(crate) defaults: DefaultsArgs,
+    #[command(flatten)]
     pub(crate) kv_events: KvEventsArgs,
     /// Say what would be served and what memory it would take, and exit
     #[arg(long, help_heading = "Server")]
     pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArg,
+    pub(crate) models: ModelsArgs,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
 }
 
+/// What requests mean that do not say.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Defaults of requests")]
+pub(crate) struct DefaultsArgs {
+    #[command(flatten)]
+    pub(crate) sampler: SamplerArgs,
+    /// Random seed of requests that name none: the same request gets the same text [default: a new
+    /// one each time]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = seed)]
+    pub(crate) seed: Option<u64>,
+    /// Tokens to write, at most [default: until the context is full]
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", value_parser = count)]
+    pub(crate) max_tokens: Option<usize>,
+    /// Arguments of the model's chat template, such as {"enable_thinking": true}; those of a request
+    /// count more
+    #[arg(long, value_name = "JSON", value_parser = template_arguments)]
+    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+impl DefaultsArgs {
+    /// The defaults as the server has them.
+    pub(crate) fn of_requests(&self) -> Defaults {
+        let numbers = SAMPLER_NUMBERS.iter();
+        let numbers =
+            numbers.filter_map(|number| Some((number.name, self.sampler.number(number.name)?)));
+        Defaults {
+            numbers: numbers.collect(),
+            top_k: self.sampler.top_k,
+            seed: self.seed,
+            max_tokens: self.max_tokens,
+            template_arguments: self.chat_template_kwargs.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Refuses numbers that no request may have.
+    ///
+    /// # Errors
+    ///
+    /// A message that names the option and its range.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (name, number) in self.of_requests().numbers {
+            let of = SAMPLER_NUMBERS.iter().find(|of| of.name == name);
+            let range = &of.expect("they are from there").range;
+            if !range.contains(&f64::from(number)) {
+                return Err(format!(
+                    "--{} must be between {} and {}, not {number}",
+                    name.replace('_', "-"),
+                    range.start(),
+                    range.end()
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which models, and which of them are loaded.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelsArgs {
+    /// A folder with config.json and safetensors, a GGUF file, ORG/NAME of a model in the hub cache
+    /// (`paceline pull` fetches it), or the name of a bundled model; may be repeated: several models
+    /// are loaded when requests name them [default: tiny-gemma4]
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Vec<String>,
+    /// Folder of models to serve: each folder in it that holds a model, and each GGUF file
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// Models that are loaded at the same time, at most: the one that was used longest ago makes room,
+    /// but never one that is writing [default: as many as there is memory for]
+    #[arg(long, value_name = "N")]
+    pub(crate) models_max: Option<NonZeroUsize>,
+    /// Memory that weights and KV caches of all loaded models may take together, such as 24GB
+    /// [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) models_memory: Option<u64>,
+    /// Unload a model that had no request for so many seconds; the next one loads it again. Ollama's
+    /// `keep_alive` counts more
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle_unload: Option<u64>,
+    /// Load all models when the server starts, and take no requests before
+    #[arg(long)]
+    pub(crate) preload: bool,
+}
+
 /// Events about the prefix cache.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct KvEventsArgs {
     /// Publish what the prefix cache holds over ZeroMQ, as vLLM does: `tcp://*:PORT` waits for
     /// subscribers, `tcp://HOST:PORT` connects to one

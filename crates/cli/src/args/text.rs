@@ -11,10 +11,9 @@ use std::path::PathBuf;
 /// Tokens a reply may have where nobody says otherwise.
 const DEFAULT_MAX_TOKENS: usize = 512;
 
-/// How tokens are chosen, and how many.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Text")]
-pub(crate) struct TextArgs {
+/// The numbers of the sampler.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SamplerArgs {
     /// Randomness; 0 takes the likeliest token [default: the checkpoint's generation_config,
     /// 1 if it names none]
     #[arg(
@@ -86,6 +85,14 @@ pub(crate) struct TextArgs {
     /// Factor of that for each token that the repetition is longer [default: 1.75]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) dry_base: Option<f32>,
+}
+
+/// How tokens are chosen, and how many.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Text")]
+pub(crate) struct TextArgs {
+    #[command(flatten)]
+    pub(crate) sampler: SamplerArgs,
     /// Add VALUE to the logit of token ID; may be repeated
     #[arg(long, value_name = "ID=VALUE", value_parser = bias, value_delimiter = ',')]
     pub(crate) logit_bias: Vec<(u32, f32)>,
@@ -110,7 +117,7 @@ pub(crate) struct TextArgs {
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
 }
 
-impl TextArgs {
+impl SamplerArgs {
     /// The number of the sampler called `name`, one of [`engine::SAMPLER_NUMBERS`], if it was typed.
     pub(crate) fn number(&self, name: &str) -> Option<f32> {
         match name {
@@ -210,13 +217,13 @@ pub(crate) struct ChatArgs {
 }
 
 /// A seed as the API has it: any number of 64 bits, signed or not.
-fn seed(text: &str) -> Result<u64, String> {
+pub(super) fn seed(text: &str) -> Result<u64, String> {
     let signed = || text.parse().map(i64::cast_unsigned);
     let seed = text.parse().or_else(|_| signed());
     seed.map_err(|_| "expected a whole number of 64 bits".into())
 }
 
-fn template_arguments(text: &str) -> Result<Map<String, Value>, String> {
+pub(super) fn template_arguments(text: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(text)
         .map_err(|_| r#"expected a JSON object, such as {"enable_thinking": true}"#.into())
 }

@@ -1,6 +1,6 @@
 //! `paceline serve`: start, answers, keys, files and the end.
 
-use crate::{PROMPT, Server, bad, folder, paceline, run_json, signal};
+use crate::{PROMPT, Server, bad, folder, good, paceline, run_json, signal};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -180,4 +180,77 @@ fn a_server_has_the_template_and_the_reasoning_that_it_is_told() {
         ));
         assert!(error.contains(told), "{error}");
     }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_server_of_several_models_has_options_for_each() {
+    let folder = folder("serve-several");
+    let toml = "[serve]\nno-probe = true\n[models.\"fast\"]\npath = \"tiny-qwen3.5\"\ntemperature = 0\nmax-tokens = 5\ncontext = 256\nalias = [\"quick\"]\n";
+    fs::write(folder.join("paceline.toml"), toml).unwrap();
+    let mut server = Server::start(&folder, &["-m", "tiny-gemma4", "--models-max", "1"]);
+    let ask = |model: &str, more: Value| -> Value {
+        let mut body = json!({"model": model, "messages": [{"role": "user", "content": PROMPT}]});
+        let object = body.as_object_mut().unwrap();
+        object.extend(more.as_object().unwrap().clone());
+        let answer = server.post("/v1/chat/completions", "", &body.to_string());
+        serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap()
+    };
+    let fast = ask("quick", json!({}));
+    let args = [
+        PROMPT,
+        "-m",
+        "tiny-qwen3.5",
+        "--temperature",
+        "0",
+        "-n",
+        "5",
+    ];
+    let expected = run_json(&folder, &args);
+    let text = |answer: &Value| answer["choices"][0]["message"]["content"].clone();
+    assert_eq!(text(&fast), expected["text"]);
+    assert_eq!(fast["model"], "quick");
+    // A request's own value counts more.
+    let longer = ask("quick", json!({"max_tokens": 7}));
+    assert_eq!(longer["usage"]["completion_tokens"], 7);
+    let other = ask("tiny-gemma4", json!({"temperature": 0, "max_tokens": 12}));
+    let expected = run_json(&folder, &[PROMPT, "--temperature", "0", "-n", "12"]);
+    assert_eq!(text(&other), expected["text"]);
+    let unknown = ask("fast", json!({}));
+    let said = unknown["error"]["message"].as_str().unwrap();
+    assert!(said.contains("`tiny-gemma4` or `quick`"), "{said}");
+    let (stdout, _) = good(paceline(&folder, &["ps", "--json"]));
+    let listed: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(
+        listed["servers"][0]["models"],
+        json!(["tiny-gemma4", "quick"])
+    );
+    good(paceline(&folder, &["stop", "quick"]));
+    assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_model_that_is_not_there_or_an_odd_default_is_an_error_at_the_start() {
+    let folder = folder("serve-missing");
+    let refuse = |args: &[&str]| {
+        bad(paceline(
+            &folder,
+            &[&["serve", "--port", "0"], args].concat(),
+        ))
+    };
+    let error = refuse(&["-m", "tiny-gemma4", "-m", "no-such-model"]);
+    assert!(error.contains("`no-such-model`"), "{error}");
+    let error = refuse(&["-m", "tiny-gemma4", "-m", "tiny-gemma4"]);
+    assert!(
+        error.contains("two models are called `tiny-gemma4`"),
+        "{error}"
+    );
+    fs::create_dir_all(folder.join("empty")).unwrap();
+    let error = refuse(&["--models-dir", "empty"]);
+    assert!(error.contains("there is no model in `empty`"), "{error}");
+    let error = refuse(&["--temperature", "3"]);
+    assert!(
+        error.contains("--temperature must be between 0 and 2"),
+        "{error}"
+    );
 }

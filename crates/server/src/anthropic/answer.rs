@@ -21,14 +21,15 @@ use serde_json::{Map, Value};
 
 use super::ErrorDocument;
 use super::request::{self, Length};
+use crate::app::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::generation::{Piece, Progress};
+use crate::ids;
 use crate::limits::Limits;
 use crate::openai::{self, Timings};
 use crate::request::Asked;
 use crate::sse::{Frames, StreamFormat};
-use crate::{App, ids};
 
 /// How the engine's ids of calls begin, and how those of this API do.
 const CALL_PREFIXES: [&str; 2] = ["call_", "toolu_"];
@@ -465,7 +466,7 @@ impl StreamFormat for Message {
         Event::MessageStop.send(frames);
     }
 
-    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+    fn refuse(error: &ApiError, frames: &mut Frames) {
         frames.event("error", &ErrorDocument::new(error, None));
     }
 }

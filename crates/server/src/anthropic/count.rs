@@ -11,21 +11,26 @@ use axum::http::Response;
 use serde_json::json;
 
 use super::request::{self, Length};
-use crate::App;
+use crate::arrival::Received;
 use crate::dialect::{self, X_IGNORED_FIELDS};
 use crate::errors::ApiError;
 use crate::openai;
+use crate::server::Server;
 
 /// Counts the tokens of a prompt, which may be longer than the context: only what a template may
 /// render ([`text::template`]) bounds it.
 pub(crate) async fn count_tokens(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    app.refuse_late()?;
-    let (head, body) = request.into_parts();
-    let limit = app.config.limits.chat_body_bytes;
-    let (object, worker) = app.read_object(&head.headers, body, limit).await?;
+    let limit = server.config.limits.chat_body_bytes;
+    let received = Received::new(&server, request, limit).await?;
+    let Received {
+        object,
+        worker,
+        app,
+        ..
+    } = received;
     let asked = request::read(object, &app, Length::Optional)?.asked;
     let prompts = dialect::encode(&app, worker, asked.prompt, usize::MAX).await?;
     let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();

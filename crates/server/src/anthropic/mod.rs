@@ -123,7 +123,7 @@ mod tests {
         for (error, kind) in [
             (ApiError::unauthorized(), "authentication_error"),
             (ApiError::malformed_host(), "permission_error"),
-            (ApiError::no_model("a", "b"), "not_found_error"),
+            (ApiError::no_model("a", &["b"]), "not_found_error"),
             (ApiError::method("POST", "GET"), "invalid_request_error"),
             (ApiError::slow_body(1), "timeout_error"),
             (ApiError::body_too_large(1), "request_too_large"),

@@ -3,25 +3,27 @@
 use serde_json::{Value, json};
 use text::strftime;
 
-use crate::App;
+use crate::server::Server;
 
-/// The list of the one model, as the only page of a list.
-pub(crate) fn list(app: &App) -> Value {
-    let name = app.model();
-    json!({"data": [model(app)], "has_more": false, "first_id": name, "last_id": name})
+/// The list of all models, as the only page of a list.
+pub(crate) fn list(server: &Server) -> Value {
+    let names = server.registry.names();
+    let data: Vec<Value> = (0..names.len()).map(|i| model(server, i)).collect();
+    json!({"data": data, "has_more": false, "first_id": names.first(), "last_id": names.last()})
 }
 
-/// The model.
-pub(crate) fn model(app: &App) -> Value {
-    let info = app.engine.info();
-    let since = i64::try_from(app.started).unwrap_or_default();
+/// Model `i`.
+pub(crate) fn model(server: &Server, i: usize) -> Value {
+    let name = &server.registry.entries[i].names[0];
+    let context = server.registry.last_info(i).map(|info| info.context);
+    let since = i64::try_from(server.started).unwrap_or_default();
     json!({
         "type": "model",
-        "id": app.model(),
-        "display_name": app.model(),
+        "id": name,
+        "display_name": name,
         "created_at": strftime("%Y-%m-%dT%H:%M:%SZ", since),
-        "max_input_tokens": info.context,
-        "max_tokens": info.context,
+        "max_input_tokens": context,
+        "max_tokens": context,
         "lifecycle": "active",
     })
 }

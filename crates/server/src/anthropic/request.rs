@@ -6,7 +6,7 @@ use engine::GrammarSpec;
 use serde_json::{Map, Value};
 
 use super::{tables, tools, turns};
-use crate::App;
+use crate::app::App;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::grammar::AnswerGrammar;
@@ -54,7 +54,7 @@ pub(super) fn read(
     fields.refuse()?;
     // Accepted anywhere, and without a word: clients add it to nearly everything.
     fields.get("cache_control");
-    let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+    let mut options = Options::read(&fields, app, NAMES, None)?;
     if length == Length::Required && fields.get("max_tokens").is_none() {
         return Err(fields.error("max_tokens", "is missing"));
     }
@@ -63,6 +63,7 @@ pub(super) fn read(
     let thinking = Thinking::read_messages(&fields, config.effort)?;
     let mut arguments = Map::new();
     options.reasoning_budget = thinking.tell(&mut arguments, |name| template_uses(text, name));
+    app.settings.defaults.fill(&mut arguments);
     options.splits_reasoning = true;
     options.grammar = config.format;
     let offer = tools::read(&fields, app)?;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::App;
+use crate::app::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::Fields;
 use crate::offer::{Offer, OfferFields, Offering, ToolChoice};

@@ -13,8 +13,9 @@ use serde_json::{Map, Value, json};
 use super::document::{Note, Spelling};
 use super::media::{self, IMAGE_DATA};
 use super::{DIALECT, prompt, request, tables};
-use crate::App;
-use crate::dialect::{Answer, Endpoint, Received, answer_received};
+use crate::app::App;
+use crate::arrival::Parsed;
+use crate::dialect::{Answer, Endpoint, answer_parsed};
 use crate::errors::ApiError;
 use crate::generation::{Piece, Prefill};
 use crate::limits::Limits;
@@ -22,6 +23,7 @@ use crate::openai::{self, completions};
 use crate::options::Options;
 use crate::request::{Asked, Prompt};
 use crate::run::Run;
+use crate::server::Server;
 use crate::sse::{Frames, StreamFormat};
 
 /// The prefix of paths that OpenAI's API has.
@@ -231,7 +233,7 @@ impl<K: Kind> StreamFormat for Completion<K> {
         frames.data(&last);
     }
 
-    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+    fn refuse(error: &ApiError, frames: &mut Frames) {
         frames.raw(&super::error(error));
     }
 }
@@ -239,16 +241,16 @@ impl<K: Kind> StreamFormat for Completion<K> {
 /// `POST /completions`, which OpenAI's API and this one share: a body that only this one can have
 /// is answered by it, unless the path begins with `/v1`, which is OpenAI's alone.
 pub(crate) async fn completions(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let is_openai_s = request.uri().path().starts_with(V1);
-    let limit = app.config.limits.body_bytes;
-    let received = Received::new(&app, request, limit).await?;
-    if is_openai_s || !tables::is_native(&received.object) {
-        return answer_received::<completions::Completion>(&app, received).await;
+    let limit = server.config.limits.body_bytes;
+    let parsed = Parsed::new(&server, request, limit).await?;
+    if is_openai_s || !tables::is_native(&parsed.object) {
+        return answer_parsed::<completions::Completion>(parsed).await;
     }
-    let answered = answer_received::<Completion<Continued>>(&app, received).await;
+    let answered = answer_parsed::<Completion<Continued>>(parsed).await;
     Ok(answered.unwrap_or_else(|error| {
         // The path's own dialect would spell it otherwise.
         let mut response = error.into_response();

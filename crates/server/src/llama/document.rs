@@ -10,7 +10,7 @@ use text::{Specials, Tokenizer};
 
 use super::probabilities::Entry;
 use super::settings::{self, Asked};
-use crate::App;
+use crate::app::App;
 use crate::generation::{Piece, Prefill};
 use crate::openai::Timings;
 use crate::options::{Options, seed_of};

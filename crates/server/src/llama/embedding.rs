@@ -14,12 +14,13 @@ use engine::{Embedding, Norm, Pooling};
 use serde_json::{Map, Value, json};
 
 use super::{DIALECT, prompt, tables};
-use crate::App;
-use crate::dialect::{self, Received, X_IGNORED_FIELDS};
+use crate::arrival::Received;
+use crate::dialect::{self, X_IGNORED_FIELDS};
 use crate::embeddings;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::openai;
+use crate::server::Server;
 
 /// What this API calls a text, and what OpenAI's calls it, which this one reads too.
 const NAMES: [&str; 2] = ["content", "input"];
@@ -35,24 +36,24 @@ const LARGEST: u16 = 32_760;
 
 /// `POST /embedding`.
 pub(crate) async fn embedding(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
-    answer(&app, received).await
+    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
+    answer(received).await
 }
 
 /// `POST /v1/embeddings`, which is OpenAI's, and `/embeddings`, which both APIs have.
 pub(crate) async fn embeddings(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let is_openai_s = request.uri().path().starts_with(V1);
-    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
+    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
     if is_openai_s || !is_native(&received.object) {
-        return openai::embeddings::embeddings(&app, received).await;
+        return openai::embeddings::embeddings(received).await;
     }
-    let answered = answer(&app, received).await;
+    let answered = answer(received).await;
     Ok(answered.unwrap_or_else(|error| {
         // The path's own dialect would spell it otherwise.
         let mut response = error.into_response();
@@ -67,11 +68,12 @@ fn is_native(body: &Map<String, Value>) -> bool {
     !OPENAI_S.iter().any(has)
 }
 
-async fn answer(app: &Arc<App>, received: Received) -> Result<Response<Body>, ApiError> {
+async fn answer(received: Received) -> Result<Response<Body>, ApiError> {
     let Received {
         head,
         mut object,
         worker,
+        app,
     } = received;
     let given = NAMES.iter().find(|name| object.contains_key(**name));
     let name = *given.unwrap_or(&NAMES[0]);
@@ -80,7 +82,7 @@ async fn answer(app: &Arc<App>, received: Received) -> Result<Response<Body>, Ap
     let fields = Fields::new(&object, &tables::EMBEDDING);
     app.check_model(&fields)?;
     fields.refuse()?;
-    let pooling = embeddings::pooling(app);
+    let pooling = embeddings::pooling(&app);
     let norm = match fields.integer("embd_normalize", -1..=POWER_MAX)? {
         _ if pooling == Pooling::None => Norm::None,
         None => Norm::default(),
@@ -94,8 +96,8 @@ async fn answer(app: &Arc<App>, received: Received) -> Result<Response<Body>, Ap
         dimensions: None,
     };
     let ignored = ignored_header(&fields);
-    let prompts = embeddings::encode(app, worker, name, inputs, false).await?;
-    let outcomes = embeddings::vectors(app, &head, prompts, embedding).await?;
+    let prompts = embeddings::encode(&app, worker, name, inputs, false).await?;
+    let outcomes = embeddings::vectors(&app, &head, prompts, embedding).await?;
     let each = outcomes.iter().enumerate();
     let each = each.map(|(index, outcome)| json!({"index": index, "embedding": outcome.embedding}));
     let document = each.collect::<Vec<Value>>();

@@ -6,6 +6,7 @@
 //! | [`embedding`] | `POST /embedding`, and `/embeddings` where a body is of this API |
 //! | [`tokens`] | `POST /tokenize`, `/detokenize`, `/apply-template` |
 //! | [`props`] | `GET /props`, `/slots`, `/lora-adapters` |
+//! | [`models`] | `POST /models/load`, `/models/unload` |
 //!
 //! [`request`], [`prompt`] and [`media`] read requests, [`document`], [`settings`] and [`probabilities`] spell
 //! answers, and [`tables`] says of every known field how it is treated. OpenAI's chat completions
@@ -17,6 +18,7 @@ pub(crate) mod completion;
 pub(crate) mod document;
 pub(crate) mod embedding;
 mod media;
+pub(crate) mod models;
 mod probabilities;
 mod prompt;
 pub(crate) mod props;

@@ -3,24 +3,34 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::Response;
 use serde_json::{Map, Value, json};
 
 use super::media::MARKER;
-use super::{request, settings};
-use crate::App;
+use super::{models, request, settings};
+use crate::app::App;
 use crate::dialect;
 use crate::errors::ApiError;
 use crate::openai;
 use crate::run::Run;
+use crate::server::{Queried, Server, queried_model};
 use crate::template::template_uses;
 
 /// The parameter of a query by which a client asks for an error where no slot is free.
 const FAIL_ON_NO_SLOT: &str = "fail_on_no_slot";
 
 /// `GET /props`: what is served, and how a request that says nothing is answered.
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn props(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let is_for_one = queried_model(request.uri().query().unwrap_or_default()).is_some();
+    if !is_for_one && !server.registry.is_single() {
+        return Ok(document(&models::props(&server)));
+    }
+    let (mut parts, _) = request.into_parts();
+    let Queried(app) = Queried::from_request_parts(&mut parts, &server).await?;
     let (info, text) = (app.engine.info(), app.engine.text());
     let silent = request::read(Map::new(), &app, false)?;
     let params = silent.spelling.settings();
@@ -73,7 +83,7 @@ pub(crate) async fn set_props() -> ApiError {
 
 /// `GET /slots`: what runs in each slot, without anything that a client has written.
 pub(crate) async fn slots(
-    State(app): State<Arc<App>>,
+    Queried(app): Queried,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let runs = app.slots.all();

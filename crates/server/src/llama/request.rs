@@ -9,10 +9,11 @@ use serde_json::{Map, Value};
 
 use super::document::{Shape, Spelling};
 use super::tables;
-use crate::App;
+use crate::app::App;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::generation::Wants;
+use crate::ids;
 use crate::openai::{self, structured};
 use crate::options::{Names, Options, answers};
 
@@ -54,7 +55,7 @@ pub(super) fn read(
 ) -> Result<Read, ApiError> {
     let seed = object.get("seed").and_then(Value::as_i64);
     if seed.is_some_and(|seed| NEW_SEEDS.contains(&seed)) {
-        object.remove("seed");
+        object.insert("seed".to_owned(), ids::random_seed().into());
     }
     let fields = Fields::new(&object, &tables::TEXT);
     let model = app.check_model(&fields)?;
@@ -63,7 +64,7 @@ pub(super) fn read(
         true => &INFILL_NAMES,
         false => &NAMES,
     };
-    let mut options = Options::read(&fields, &app.engine, names, None)?;
+    let mut options = Options::read(&fields, app, names, None)?;
     options.n = answers(&fields)?;
     options.grammar = structured::read(&fields)?;
     options.lines = lines(&fields)?;

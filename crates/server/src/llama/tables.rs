@@ -318,6 +318,19 @@ pub(crate) static EMBEDDING: LazyLock<Table> = LazyLock::new(|| {
         .ignores_as_elsewhere(openai::HARMLESS)
 });
 
+/// Honored by requests to load and to unload a model.
+const HONORED_BY_MODELS: &[Known] = &[known(
+    "model",
+    Text,
+    "`/models/load`, `/models/unload`: the name of the model",
+)];
+
+/// Fields of requests to load and to unload a model.
+pub(crate) static MODELS: LazyLock<Table> = LazyLock::new(|| {
+    let table = Table::new("ModelsRequest", &[]).honors("", HONORED_BY_MODELS);
+    table.ignores_as_elsewhere(openai::HARMLESS)
+});
+
 /// The tables of this module as Markdown, as they stand in `docs/server.md`.
 pub(crate) fn markdown() -> String {
     table::markdown(

@@ -10,12 +10,13 @@ use text::{PromptEnd, Specials, Text, TextError};
 
 use super::prompt;
 use super::tables::{TOKENIZER, VLLM_TOKENIZER};
-use crate::App;
-use crate::dialect::{self, Received, X_IGNORED_FIELDS};
+use crate::arrival::Received;
+use crate::dialect::{self, X_IGNORED_FIELDS};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::openai::{self, chat, completions};
 use crate::request::Prompt;
+use crate::server::Server;
 
 /// What llama-server's requests call a text.
 const CONTENT: &str = "content";
@@ -34,17 +35,20 @@ struct Tokenizing {
 
 /// `POST /tokenize`: the tokens of a text, which may be longer than the context.
 pub(crate) async fn tokenize(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
+    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
     if !received.object.contains_key(CONTENT)
         && (received.object.contains_key(PROMPT) || received.object.contains_key(MESSAGES))
     {
-        return tokenize_as_vllm(&app, received).await;
+        return tokenize_as_vllm(received).await;
     }
     let Received {
-        mut object, worker, ..
+        mut object,
+        worker,
+        app,
+        ..
     } = received;
     let content = match object.remove(CONTENT) {
         None | Some(Value::Null) => return Err(ApiError::field(CONTENT, "is missing")),
@@ -81,9 +85,12 @@ pub(crate) async fn tokenize(
 
 /// The tokens of a text or of a conversation, in vLLM's form, as routers of vLLM servers ask for
 /// them.
-async fn tokenize_as_vllm(app: &Arc<App>, received: Received) -> Result<Response<Body>, ApiError> {
+async fn tokenize_as_vllm(received: Received) -> Result<Response<Body>, ApiError> {
     let Received {
-        mut object, worker, ..
+        mut object,
+        worker,
+        app,
+        ..
     } = received;
     let with_pieces = match object.remove(RETURN_TOKEN_STRS) {
         None | Some(Value::Null) => false,
@@ -103,10 +110,10 @@ async fn tokenize_as_vllm(app: &Arc<App>, received: Received) -> Result<Response
         };
         (prompt, ignored_header(&fields))
     } else {
-        let (asked, _) = chat::read(object, app, chat::Turns::Any)?;
+        let (asked, _) = chat::read(object, &app, chat::Turns::Any)?;
         (asked.prompt, asked.ignored)
     };
-    let tokens = dialect::encode(app, worker, prompt, usize::MAX).await?;
+    let tokens = dialect::encode(&app, worker, prompt, usize::MAX).await?;
     let tokens: Vec<u32> = tokens
         .into_iter()
         .flat_map(|prompt| prompt.tokens)
@@ -167,11 +174,11 @@ impl Tokenizing {
 
 /// `POST /detokenize`: the text of tokens, with special ones as they are spelled.
 pub(crate) async fn detokenize(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     const TOKENS: &str = "tokens";
-    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
+    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
     let list = match received.object.get(TOKENS) {
         Some(Value::Array(list)) => list,
         None | Some(Value::Null) => return Err(ApiError::field(TOKENS, "is missing")),
@@ -180,6 +187,7 @@ pub(crate) async fn detokenize(
     let Some(Prompt::Tokens(tokens)) = completions::tokens(list) else {
         return Err(ApiError::field(TOKENS, "must be a list of token ids"));
     };
+    let app = received.app;
     check(TOKENS, &tokens, app.engine.info().vocab_size)?;
     let work = move |text: &Text| Ok(text.tokenizer.detokenize(&tokens, Specials::Show));
     let content = app.text_work(received.worker, work).await?;
@@ -201,10 +209,11 @@ fn check(name: &str, tokens: &[u32], vocab_size: usize) -> Result<(), ApiError> 
 
 /// `POST /apply-template`: the prompt of a request for a chat completion, as text.
 pub(crate) async fn apply_template(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let received = Received::new(&app, request, app.config.limits.chat_body_bytes).await?;
+    let received = Received::new(&server, request, server.config.limits.chat_body_bytes).await?;
+    let app = received.app;
     let (asked, _) = chat::read(received.object, &app, chat::Turns::Any)?;
     let Prompt::Conversation(mut conversation) = asked.prompt else {
         unreachable!("chats are conversations");

@@ -9,6 +9,7 @@
 //! `generate` has `response` and `thinking` where `chat` has a message.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::HeaderMap;
 use engine::{CallEnd, Channel, FinishReason, RequestOutcome, Speculation};
@@ -16,15 +17,17 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use text::strftime;
 
-use super::{error, model_name, request};
-use crate::App;
+use super::{error, keep_alive, model_name, request, tagged};
+use crate::app::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::generation::{Piece, Progress};
 use crate::ids;
 use crate::limits::Limits;
 use crate::openai;
+use crate::registry::{Keep, Status};
 use crate::request::Asked;
+use crate::server::Server;
 use crate::sse::{Frames, StreamFormat};
 
 /// An answer to a conversation.
@@ -184,6 +187,25 @@ fn done_reason(finish: &FinishReason) -> &'static str {
     }
 }
 
+/// Whether a request asks for no text, but for the model to be loaded or unloaded.
+fn asks_nothing<const IS_CHAT: bool>(object: &Map<String, Value>) -> bool {
+    match object.get(if IS_CHAT { "messages" } else { "prompt" }) {
+        None | Some(Value::Null) => true,
+        Some(Value::String(prompt)) => prompt.is_empty(),
+        Some(Value::Array(messages)) => messages.is_empty(),
+        Some(_) => false,
+    }
+}
+
+/// The answer of `model` to a request that asks for no text.
+fn ended_at_once<const IS_CHAT: bool>(model: &str, reason: &'static str) -> Vec<u8> {
+    openai::bytes(&Document {
+        done: true,
+        done_reason: Some(reason),
+        ..document::<IS_CHAT>(model, Said::default())
+    })
+}
+
 impl<const IS_CHAT: bool> Reply<IS_CHAT> {
     fn line(&self, said: Said<'_>, frames: &mut Frames) {
         frames.line(&document::<IS_CHAT>(&self.model, said));
@@ -205,23 +227,29 @@ impl<const IS_CHAT: bool> Endpoint for Reply<IS_CHAT> {
         limits.chat_body_bytes
     }
 
+    const STREAMS: bool = true;
+
+    fn keep(object: &Map<String, Value>) -> Result<Keep, ApiError> {
+        keep_alive(object)
+    }
+
+    fn unload(
+        object: &Map<String, Value>,
+        server: &Server,
+        model: usize,
+    ) -> Result<Option<Vec<u8>>, ApiError> {
+        let is_over = keep_alive(object)? == Keep::For(Duration::ZERO);
+        let entry = &server.registry.entries[model];
+        let unloads = is_over && asks_nothing::<IS_CHAT>(object) && entry.may_leave();
+        Ok(unloads.then(|| ended_at_once::<IS_CHAT>(&tagged(&entry.names[0]), "unload")))
+    }
+
     fn at_once(object: &Map<String, Value>, app: &App) -> Result<Option<Vec<u8>>, ApiError> {
-        let asks_nothing = match object.get(if IS_CHAT { "messages" } else { "prompt" }) {
-            None | Some(Value::Null) => true,
-            Some(Value::String(prompt)) => prompt.is_empty(),
-            Some(Value::Array(messages)) => messages.is_empty(),
-            Some(_) => false,
-        };
-        if !asks_nothing {
+        if !asks_nothing::<IS_CHAT>(object) {
             return Ok(None);
         }
         let model = model_name(app, object.get("model").and_then(Value::as_str))?;
-        let loaded = Document {
-            done: true,
-            done_reason: Some("load"),
-            ..document::<IS_CHAT>(&model, Said::default())
-        };
-        Ok(Some(openai::bytes(&loaded)))
+        Ok(Some(ended_at_once::<IS_CHAT>(&model, "load")))
     }
 
     fn read(
@@ -307,7 +335,12 @@ impl<const IS_CHAT: bool> StreamFormat for Reply<IS_CHAT> {
         frames.line(&self.ended(Said::default(), outcome));
     }
 
-    fn fail(&mut self, failure: &ApiError, frames: &mut Frames) {
+    fn refuse(failure: &ApiError, frames: &mut Frames) {
         frames.line(&error(failure));
+    }
+
+    /// A line that says nothing, as [`quiet`](StreamFormat::quiet) writes it.
+    fn waits(model: &str, _: &Status, frames: &mut Frames) {
+        frames.line(&document::<IS_CHAT>(&tagged(model), Said::default()));
     }
 }

@@ -15,29 +15,30 @@ use engine::{Embedding, Norm, Pooling, RequestOutcome};
 use serde_json::{Value, json};
 
 use super::{model_name, tables};
-use crate::App;
-use crate::dialect::{self, Received, X_IGNORED_FIELDS};
+use crate::arrival::Received;
+use crate::dialect::{self, X_IGNORED_FIELDS};
 use crate::embeddings;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::openai;
 use crate::request::Prompt;
+use crate::server::Server;
 
 const INPUT: &str = "input";
 const PROMPT: &str = "prompt";
 
 /// `POST /api/embed`.
 pub(crate) async fn embed(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let start = Instant::now();
-    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
+    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
     let Embedded {
         model,
         outcomes,
         ignored,
-    } = run(&app, received, INPUT).await?;
+    } = run(received, INPUT).await?;
     let vectors: Vec<_> = outcomes.iter().map(|o| &o.embedding[0]).collect();
     let n: usize = outcomes.iter().map(|o| o.usage.prompt_tokens).sum();
     let document = json!({
@@ -52,11 +53,11 @@ pub(crate) async fn embed(
 
 /// `POST /api/embeddings`.
 pub(crate) async fn embeddings(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
-    let embedded = run(&app, received, PROMPT).await?;
+    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
+    let embedded = run(received, PROMPT).await?;
     let first = embedded.outcomes.first();
     let vector = first.map_or(&[][..], |outcome| &outcome.embedding[0]);
     Ok(answer(&json!({"embedding": vector}), embedded.ignored))
@@ -71,11 +72,12 @@ struct Embedded {
 }
 
 /// Reads a request whose texts are in the field `name`, and runs it.
-async fn run(app: &Arc<App>, received: Received, name: &'static str) -> Result<Embedded, ApiError> {
+async fn run(received: Received, name: &'static str) -> Result<Embedded, ApiError> {
     let Received {
         head,
         mut object,
         worker,
+        app,
     } = received;
     let settings = match object.remove("options") {
         None | Some(Value::Null) => Default::default(),
@@ -90,7 +92,7 @@ async fn run(app: &Arc<App>, received: Received, name: &'static str) -> Result<E
         &tables::EMBED
     };
     let fields = Fields::new(&object, table);
-    let model = model_name(app, fields.string("model")?)?;
+    let model = model_name(&app, fields.string("model")?)?;
     fields.refuse()?;
     let inner = fields.inside(&settings, tables::OPTIONS);
     inner.refuse()?;
@@ -103,7 +105,7 @@ async fn run(app: &Arc<App>, received: Received, name: &'static str) -> Result<E
         let asked = fields.integer("dimensions", 0..=width)?;
         dimensions = asked.filter(|&n| n > 0).map(|n| n as usize);
     }
-    let pooling = embeddings::pooling(app);
+    let pooling = embeddings::pooling(&app);
     if pooling == Pooling::None {
         let message = "this server pools nothing (--pooling none), and Ollama's API has one vector for each text: send the request to /embedding, or serve with another --pooling";
         return Err(ApiError::request(message));
@@ -121,8 +123,8 @@ async fn run(app: &Arc<App>, received: Received, name: &'static str) -> Result<E
     let outcomes = match inputs.is_empty() {
         true => Vec::new(),
         false => {
-            let prompts = embeddings::encode(app, worker, name, inputs, truncates).await?;
-            embeddings::vectors(app, &head, prompts, embedding).await?
+            let prompts = embeddings::encode(&app, worker, name, inputs, truncates).await?;
+            embeddings::vectors(&app, &head, prompts, embedding).await?
         }
     };
     Ok(Embedded {

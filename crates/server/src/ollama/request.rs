@@ -8,10 +8,11 @@ use serde_json::{Map, Value, json};
 use text::Text;
 
 use super::{can_reason, model_name, tables};
-use crate::App;
+use crate::app::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::{Fields, ignored_header, whole};
 use crate::grammar::AnswerGrammar;
+use crate::ids;
 use crate::llama::completion::end_at_marks;
 use crate::media::{self, Image, Media};
 use crate::offer::ToolChoice;
@@ -62,11 +63,11 @@ pub(super) fn read(
     fields.refuse()?;
     let inner = fields.inside(&settings, tables::OPTIONS);
     inner.refuse()?;
-    let mut options = Options::read(&inner, &app.engine, NAMES, None)?;
+    let mut options = Options::read(&inner, app, NAMES, None)?;
     fields.note_ignored(inner.ignored());
     options.stream = fields.bool("stream")?.unwrap_or(true);
     options.splits_reasoning = true;
-    let thinking = Thinking::read_think(&fields)?.or(app.config.reasoning);
+    let thinking = Thinking::read_think(&fields)?.or(app.settings.reasoning);
     if fields.get("think") == Some(&Value::Bool(true)) && !can_reason(app) {
         let message = format!(
             "cannot be true: \"{}\" does not support thinking",
@@ -76,6 +77,7 @@ pub(super) fn read(
     }
     let mut arguments = Map::new();
     options.reasoning_budget = thinking.tell(&mut arguments, |name| template_uses(text, name));
+    app.settings.defaults.fill(&mut arguments);
     options.grammar = format(&fields)?;
     let prompt = match messages {
         Some(messages) => {
@@ -134,7 +136,7 @@ fn settings(object: &mut Map<String, Value>) -> Result<Map<String, Value>, ApiEr
     }
     // -1 is "any".
     if settings.get("seed").and_then(whole) == Some(-1) {
-        settings.remove("seed");
+        settings.insert("seed".into(), json!(ids::random_seed()));
     }
     Ok(settings)
 }

@@ -23,7 +23,7 @@ const HONORED: &[Known] = &[
     known(
         "model",
         Text,
-        "any name is answered by the model that is served, with or without `:latest`",
+        "the model, with or without `:latest`; any name is answered by one that is the only one",
     ),
     known("name", Text, "show: the older name of `model`"),
     known("stream", Bool, "lines of JSON, unless it is `false`"),
@@ -38,6 +38,11 @@ const HONORED: &[Known] = &[
         "turns reasoning on or off, or an effort by name, such as `\"low\"`, which allows 1,024 tokens of it",
     ),
     known("options", Object, "see its fields"),
+    known(
+        "keep_alive",
+        Any,
+        "how long the model stays loaded after the request: seconds, or a duration such as `\"5m\"`; 0 unloads it, less than 0 keeps it until its room is needed",
+    ),
 ];
 
 /// Honored in a chat request, beside [`HONORED`].
@@ -180,7 +185,6 @@ const REFUSED_IN_OPTIONS_OF_VECTORS: &[Unsupported] = &[
 
 /// Ignored, and known to change nothing: named in the header, not in the log.
 const HARMLESS: &[Harmless] = &[
-    harmless("keep_alive", "the model stays loaded"),
     harmless("truncate", "a conversation that does not fit is an error"),
     harmless("shift", "a context is never shifted"),
     harmless("verbose", "`show` says the same to all"),

@@ -14,7 +14,7 @@ use super::tools::{self, CallDeltas, Calls, Spelling};
 use super::{
     Meta, Record, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables, trace,
 };
-use crate::App;
+use crate::app::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
@@ -125,13 +125,14 @@ pub(crate) fn read(
     let model = app.check_model(&fields)?;
     refuse_template(&fields)?;
     fields.refuse()?;
-    let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+    let mut options = Options::read(&fields, app, NAMES, None)?;
     options.trace = has_trace;
     options.n = answers(&fields)?;
     let usage = StreamUsage::read(&fields, options.stream)?;
     let mut arguments = template_arguments(&fields, app)?;
-    let thinking = Thinking::read(&fields)?.or(app.config.reasoning);
+    let thinking = Thinking::read(&fields)?.or(app.settings.reasoning);
     options.reasoning_budget = thinking.tell(&mut arguments, |name| template_uses(text, name));
+    app.settings.defaults.fill(&mut arguments);
     options.splits_reasoning = splits_reasoning(&fields)?;
     options.shows_reasoning_marks = !options.splits_reasoning;
     options.logprobs = logprobs::read_chat(&fields)?;
@@ -183,7 +184,7 @@ fn end_prompt(
     const TURN: &str = "add_generation_prompt";
     let begins_turn = fields.bool(TURN)?;
     let asked = match fields.get(CONTINUE) {
-        None if app.config.whole_assistant_turns || begins_turn == Some(true) => Continue::Never,
+        None if app.settings.whole_assistant_turns || begins_turn == Some(true) => Continue::Never,
         None => Continue::IfPossible,
         Some(Value::Bool(false)) => Continue::Never,
         Some(Value::Bool(true)) => Continue::Always,
@@ -494,7 +495,7 @@ impl StreamFormat for Chat {
         frames.raw("[DONE]");
     }
 
-    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+    fn refuse(error: &ApiError, frames: &mut Frames) {
         frames.raw(&super::error(error));
     }
 }

@@ -10,7 +10,7 @@ use text::Infill;
 
 use super::logprobs::{self, CompletionLogprobs};
 use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, structured, tables, trace};
-use crate::App;
+use crate::app::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
@@ -55,7 +55,7 @@ impl Endpoint for Completion {
         let fields = Fields::new(&object, &tables::COMPLETIONS);
         let model = app.check_model(&fields)?;
         fields.refuse()?;
-        let mut options = Options::read(&fields, &app.engine, &super::NAMES, Some(MAX_TOKENS))?;
+        let mut options = Options::read(&fields, app, &super::NAMES, Some(MAX_TOKENS))?;
         options.trace = has_trace;
         options.n = answers(&fields)?;
         let usage = StreamUsage::read(&fields, options.stream)?;
@@ -286,7 +286,7 @@ impl StreamFormat for Completion {
         frames.raw("[DONE]");
     }
 
-    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+    fn refuse(error: &ApiError, frames: &mut Frames) {
         frames.raw(&super::error(error));
     }
 }

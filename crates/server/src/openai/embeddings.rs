@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`: vectors of texts, in OpenAI's form.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use axum::body::Body;
 use axum::http::Response;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::completions::tokens;
 use super::{bytes, tables};
-use crate::App;
-use crate::dialect::{self, Received, X_IGNORED_FIELDS};
+use crate::arrival::Received;
+use crate::dialect::{self, X_IGNORED_FIELDS};
 use crate::embeddings;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
@@ -69,14 +69,12 @@ pub(crate) fn markdown() -> String {
 }
 
 /// Answers a request for embeddings whose body has been read.
-pub(crate) async fn embeddings(
-    app: &Arc<App>,
-    received: Received,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn embeddings(received: Received) -> Result<Response<Body>, ApiError> {
     let Received {
         head,
         mut object,
         worker,
+        app,
     } = received;
     let inputs = read_inputs(object.remove(INPUT).unwrap_or_default())?;
     let fields = Fields::new(&object, &EMBEDDINGS);
@@ -89,7 +87,7 @@ pub(crate) async fn embeddings(
     };
     let width = app.engine.info().hidden_size as i64;
     let dimensions = fields.integer("dimensions", 1..=width)?;
-    let pooling = embeddings::pooling(app);
+    let pooling = embeddings::pooling(&app);
     if pooling == Pooling::None {
         let message = "this server pools nothing (--pooling none), and OpenAI's API has one vector for each input: send the request to /embedding, or serve with another --pooling";
         return Err(ApiError::request(message));
@@ -100,8 +98,8 @@ pub(crate) async fn embeddings(
         ..Embedding::default()
     };
     let ignored = ignored_header(&fields);
-    let prompts = embeddings::encode(app, worker, INPUT, inputs, false).await?;
-    let outcomes = embeddings::vectors(app, &head, prompts, embedding).await?;
+    let prompts = embeddings::encode(&app, worker, INPUT, inputs, false).await?;
+    let outcomes = embeddings::vectors(&app, &head, prompts, embedding).await?;
     let spell = |vector: &[f32]| match is_base64 {
         true => json!(base64(vector)),
         false => json!(vector),

@@ -29,14 +29,15 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use text::Tokenizer;
 
+use crate::app::App;
 use crate::dialect::Dialect;
 use crate::errors::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Piece, Prefill, Wants};
+use crate::ids;
 use crate::llama::document::{Note, Progress, Shape, Spelling};
 use crate::options::{Names, Options, seed_of};
 use crate::run::Run;
-use crate::{App, ids};
 
 /// How OpenAI's API spells what all of its paths share.
 pub(crate) const DIALECT: Dialect = Dialect {

@@ -10,41 +10,52 @@ use engine::{SAMPLER_NUMBERS, Sampling};
 use serde_json::{Value, json};
 
 use super::tables;
-use crate::App;
 use crate::anthropic;
+use crate::app::Loaded;
 use crate::dialect;
 use crate::errors::ApiError;
+use crate::registry::{self, Status};
+use crate::server::Server;
 use crate::table::Entry;
 
-/// Lists the one model, in the form of the API that the client speaks.
-pub(crate) async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+/// Lists the models, loaded or not, in the form of the API that the client speaks.
+pub(crate) async fn list(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response<Body> {
     if anthropic::is_spoken(&headers) {
-        return document(&anthropic::models::list(&app));
+        return document(&anthropic::models::list(&server));
     }
-    let name = app.model();
-    // llama-server's clients look for capabilities in a list of its own.
-    let capabilities: &[&str] = match app.engine.vision() {
-        Some(_) => &["completion", "multimodal"],
-        None => &["completion"],
-    };
-    let models = [json!({"name": name, "model": name, "capabilities": capabilities})];
-    document(&json!({"object": "list", "data": [model(&app)], "models": models}))
+    let all = 0..server.registry.entries.len();
+    let models = all.clone().map(|i| {
+        let status = server.registry.status(i);
+        let name = &server.registry.entries[i].names[0];
+        // llama-server's clients look for capabilities in a list of its own.
+        let sees = |loaded: &Arc<Loaded>| loaded.engine.vision().is_some();
+        let capabilities: &[&str] = match status.loaded().is_some_and(sees) {
+            true => &["completion", "multimodal"],
+            false => &["completion"],
+        };
+        json!({"name": name, "model": name, "capabilities": capabilities})
+    });
+    let models: Vec<Value> = models.collect();
+    let data: Vec<Value> = all.map(|i| model(&server, i)).collect();
+    document(&json!({"object": "list", "data": data, "models": models}))
 }
 
-/// Describes the model, for any of its names.
+/// Describes a model, for any of its names.
 pub(crate) async fn get(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     headers: HeaderMap,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, ApiError> {
     let Path(id) = id.map_err(|_| ApiError::request("the path is not UTF-8"))?;
     let id = id.strip_suffix('/').unwrap_or(&id);
-    if app.names.iter().all(|name| name != id) {
-        return Err(ApiError::no_model(id, app.model()));
-    }
+    let registry = &server.registry;
+    let called = |entry: &registry::Entry| entry.names.iter().any(|name| name == id);
+    let Some(i) = registry.entries.iter().position(called) else {
+        return Err(ApiError::no_model(id, &registry.names()));
+    };
     Ok(document(&match anthropic::is_spoken(&headers) {
-        true => anthropic::models::model(&app),
-        false => model(&app),
+        true => anthropic::models::model(&server, i),
+        false => model(&server, i),
     }))
 }
 
@@ -52,45 +63,71 @@ fn document(document: &Value) -> Response<Body> {
     dialect::json(super::bytes(document))
 }
 
-fn model(app: &App) -> Value {
-    let info = app.engine.info();
-    json!({
-        "id": app.model(),
-        "aliases": app.names[1..],
+/// Model `i`: what is known of it before it is loaded, and of one that is loaded how it is served.
+fn model(server: &Server, i: usize) -> Value {
+    let entry = &server.registry.entries[i];
+    let status = server.registry.status(i);
+    let mut model = json!({
+        "id": entry.names[0],
+        "aliases": entry.names[1..],
         "object": "model",
-        "created": app.started,
+        "created": server.started,
         "owned_by": "paceline",
-        "max_model_len": info.context,
-        "meta": {
-            "n_ctx": info.context,
-            "n_vocab": info.vocab_size,
-            "size": info.weight_bytes,
-            "family": info.family,
-            "backend": info.backend,
-            "sequences": info.sequences,
-            "kv_format": info.kv_format,
-            "memory_bytes": info.memory_bytes,
-            "has_chat_template": app.engine.text().template.is_some(),
-            "pictures": {
-                "taken": info.vision.is_some(),
-                "reason": info.vision_reason,
-                "rows_max": info.vision.as_ref().map(|vision| vision.rows_max),
-            },
-            "video": {
-                "taken": info.vision.is_some(),
-                "frames_max": info.vision.as_ref().map(|vision| vision.frames_max),
-            },
-            "options": options(app),
-            "speculation": {
-                "drafter": info.drafter,
-                "reason": info.drafter_reason,
-                "draft_max": info.draft_max,
-                "draft_vocab": info.draft_vocab,
-                "accept": info.accept,
-            },
-            "preflight": info.preflight,
-            "unused_tensors": info.unused_tensors,
+        "status": state(&status),
+    });
+    if let Some(loaded) = status.loaded() {
+        model["max_model_len"] = json!(loaded.engine.info().context);
+        model["meta"] = meta(loaded);
+    }
+    model
+}
+
+/// A model's state, as llama-server has it: a word, and how far one is that is being loaded.
+fn state(status: &Status) -> Value {
+    let mut state = json!({"value": status.word()});
+    match status {
+        Status::Unloaded { has_failed: true } => state["failed"] = json!(true),
+        Status::Loading(progress) => {
+            state["stage"] = json!(progress.stage);
+            state["fraction"] = json!(progress.fraction);
+        }
+        _ => {}
+    }
+    state
+}
+
+/// What is known of a model that is loaded.
+fn meta(loaded: &Loaded) -> Value {
+    let info = loaded.engine.info();
+    json!({
+        "n_ctx": info.context,
+        "n_vocab": info.vocab_size,
+        "size": info.weight_bytes,
+        "family": info.family,
+        "backend": info.backend,
+        "sequences": info.sequences,
+        "kv_format": info.kv_format,
+        "memory_bytes": info.memory_bytes,
+        "has_chat_template": loaded.engine.text().template.is_some(),
+        "pictures": {
+            "taken": info.vision.is_some(),
+            "reason": info.vision_reason,
+            "rows_max": info.vision.as_ref().map(|vision| vision.rows_max),
         },
+        "video": {
+            "taken": info.vision.is_some(),
+            "frames_max": info.vision.as_ref().map(|vision| vision.frames_max),
+        },
+        "options": options(loaded),
+        "speculation": {
+            "drafter": info.drafter,
+            "reason": info.drafter_reason,
+            "draft_max": info.draft_max,
+            "draft_vocab": info.draft_vocab,
+            "accept": info.accept,
+        },
+        "preflight": info.preflight,
+        "unused_tensors": info.unused_tensors,
     })
 }
 
@@ -134,11 +171,11 @@ const OTHERS: &[Other] = &[
 
 /// The numbers that a request may set, with what they may be and what silence means; what depends
 /// on more than the model has no default.
-fn options(app: &App) -> Value {
-    let advice = &app.engine.text().sampling;
+fn options(loaded: &Loaded) -> Value {
+    let defaults = &loaded.settings.defaults;
     let own = Sampling::default();
     let numbers = SAMPLER_NUMBERS.iter().map(|number| {
-        let usual = (number.advised)(advice).unwrap_or_else(|| (number.get)(&own));
+        let usual = loaded.number(number).unwrap_or_else(|| (number.get)(&own));
         // As it would be written, and not as the nearest number of twice the digits.
         let usual: f64 = usual
             .to_string()
@@ -161,8 +198,10 @@ fn options(app: &App) -> Value {
             "low": option.low,
             "high": option.high,
             "default": match option.name {
-                "top_k" => Some(advice.top_k.unwrap_or(0)),
-                _ => None,
+                "top_k" => json!(loaded.top_k()),
+                "max_tokens" => json!(defaults.max_tokens),
+                "seed" => json!(defaults.seed),
+                _ => Value::Null,
             },
             "about": about,
         })

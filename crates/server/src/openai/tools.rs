@@ -6,7 +6,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::App;
+use crate::app::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::Fields;
 use crate::generation::Call;

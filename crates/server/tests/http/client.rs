@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use engine::{CacheFolder, DraftChoice, Engine, EngineOptions, LoadOptions, PageSink, Source};
 use serde_json::Value;
-use server::{Config, ServeError};
+use server::{Config, ModelConfig, Models, ServeError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -29,6 +30,7 @@ pub(crate) struct Setup {
     pub(crate) draft: DraftChoice,
     pub(crate) page_sink: Option<PageSink>,
     pub(crate) config: Config,
+    pub(crate) settings: ModelConfig,
     /// Where the prefix cache outlives the server.
     pub(crate) disk: Option<CacheFolder>,
 }
@@ -44,6 +46,7 @@ impl Default for Setup {
             draft: DraftChoice::Auto,
             page_sink: None,
             config: Config::default(),
+            settings: ModelConfig::default(),
             disk: None,
         }
     }
@@ -67,11 +70,30 @@ pub(crate) fn altered_in(name: &str, file: &str, text: &str) -> &'static str {
 }
 
 /// A running server.
-pub(crate) struct Server {
+pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
-    pub(crate) engine: Arc<Engine>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), ServeError>>,
+}
+
+/// A running server of one model.
+pub(crate) struct Server {
+    peer: Peer,
+    pub(crate) engine: Arc<Engine>,
+}
+
+impl Deref for Server {
+    type Target = Peer;
+
+    fn deref(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut Peer {
+        &mut self.peer
+    }
 }
 
 impl Server {
@@ -102,21 +124,52 @@ impl Server {
                 ..EngineOptions::default()
             },
         ));
+        let models = Models::one(engine.clone(), setup.settings);
+        Server {
+            peer: Peer::start(setup.config, models).await,
+            engine,
+        }
+    }
+
+    /// Waits for `serve` to return.
+    pub(crate) async fn ended(self) {
+        self.peer.ended().await.unwrap();
+    }
+
+    /// Waits until `is_so`.
+    pub(crate) async fn until(&self, what: &str, is_so: impl Fn(&engine::Counters) -> bool) {
+        let start = Instant::now();
+        while !is_so(self.engine.counters()) {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{what}: {:?}",
+                self.engine.counters()
+            );
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Waits until nothing runs and nothing is held.
+    pub(crate) async fn until_idle(&self) {
+        self.until("idle", |counters| {
+            counters.running.load(Ordering::Acquire) + counters.waiting.load(Ordering::Acquire) == 0
+        })
+        .await;
+    }
+}
+
+impl Peer {
+    /// Serves `models`.
+    pub(crate) async fn start(config: Config, models: Models) -> Peer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async move {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(server::serve(
-            setup.config,
-            engine.clone(),
-            listener,
-            shutdown,
-        ));
-        Server {
+        let task = tokio::spawn(server::serve(config, models, listener, shutdown));
+        Peer {
             address,
-            engine,
             stop: Some(stop),
             task,
         }
@@ -128,12 +181,8 @@ impl Server {
     }
 
     /// Waits for `serve` to return.
-    pub(crate) async fn ended(self) {
-        timeout(PATIENCE, self.task)
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
+    pub(crate) async fn ended(self) -> Result<(), ServeError> {
+        timeout(PATIENCE, self.task).await.unwrap().unwrap()
     }
 
     pub(crate) async fn get(&self, path: &str) -> Reply {
@@ -166,27 +215,6 @@ impl Server {
             stream,
             buffer: Vec::new(),
         }
-    }
-
-    /// Waits until `is_so`.
-    pub(crate) async fn until(&self, what: &str, is_so: impl Fn(&engine::Counters) -> bool) {
-        let start = Instant::now();
-        while !is_so(self.engine.counters()) {
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{what}: {:?}",
-                self.engine.counters()
-            );
-            sleep(Duration::from_millis(2)).await;
-        }
-    }
-
-    /// Waits until nothing runs and nothing is held.
-    pub(crate) async fn until_idle(&self) {
-        self.until("idle", |counters| {
-            counters.running.load(Ordering::Acquire) + counters.waiting.load(Ordering::Acquire) == 0
-        })
-        .await;
     }
 }
 

@@ -3,7 +3,7 @@
 use base64::prelude::{BASE64_STANDARD, Engine};
 use engine::Pooling;
 use serde_json::{Value, json};
-use server::Config;
+use server::ModelConfig;
 
 use crate::client::{Server, Setup};
 
@@ -89,9 +89,9 @@ async fn what_is_no_input_is_refused() {
 /// A server with this kind of pooling.
 async fn pooling(kind: Pooling) -> Server {
     Server::start(Setup {
-        config: Config {
+        settings: ModelConfig {
             pooling: Some(kind),
-            ..Config::default()
+            ..ModelConfig::default()
         },
         ..Setup::default()
     })

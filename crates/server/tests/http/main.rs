@@ -6,6 +6,7 @@
 mod anthropic;
 mod choices;
 mod client;
+mod defaults;
 mod deploy;
 mod disk;
 mod embeddings;
@@ -15,6 +16,7 @@ mod lifecycle;
 mod llama;
 mod log;
 mod logprobs;
+mod models;
 mod numbers;
 mod ollama;
 mod page;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use server::{Config, Keys, ServeError};
+use server::{Config, Keys, ModelConfig, Models, ServeError};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -671,7 +671,10 @@ async fn an_unknown_host_is_named_with_the_flag_that_allows_it_and_a_key_is_enou
 async fn the_network_is_not_served_without_a_key() {
     let server = Server::start(Setup::default()).await;
     let open = async || TcpListener::bind("0.0.0.0:0").await.unwrap();
-    let serve = |config, listener| server::serve(config, server.engine.clone(), listener, async {});
+    let serve = |config, listener| {
+        let models = Models::one(server.engine.clone(), ModelConfig::default());
+        server::serve(config, models, listener, async {})
+    };
     let refused = serve(Config::default(), open().await).await;
     assert!(matches!(refused, Err(ServeError::OpenToTheNetwork { .. })));
     let keyed = Config {

@@ -260,7 +260,7 @@ async fn a_completion_takes_text_or_tokens() {
 #[tokio::test]
 async fn an_answer_carries_the_name_that_was_asked_for() {
     let mut setup = Setup::default();
-    setup.config.model_names = vec!["first".into(), "second".into()];
+    setup.settings.names = vec!["first".into(), "second".into()];
     let server = Server::start(setup).await;
     for (asked, named) in [
         ("first", "first"),

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::document::Usage;
 use super::items::{self, COMPACTION, INPUT, SEALED};
 use super::{PREVIOUS, Respond};
-use crate::App;
+use crate::app::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::generation::Piece;
@@ -89,5 +89,5 @@ impl StreamFormat for Compact {
 
     fn end(&mut self, _outcome: &RequestOutcome, _frames: &mut Frames) {}
 
-    fn fail(&mut self, _error: &ApiError, _frames: &mut Frames) {}
+    fn refuse(_error: &ApiError, _frames: &mut Frames) {}
 }

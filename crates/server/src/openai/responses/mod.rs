@@ -44,7 +44,7 @@ use self::socket::Latest;
 use self::store::Stored;
 use super::bytes;
 use super::chat::{refuse_template, template_arguments};
-use crate::App;
+use crate::app::App;
 use crate::auth::{self, Caller};
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
@@ -126,7 +126,7 @@ impl Respond {
         let fields = Fields::new(&object, &tables::RESPONSES);
         let model = app.check_model(&fields)?;
         refuse(&fields)?;
-        let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+        let mut options = Options::read(&fields, app, NAMES, None)?;
         let include = Include::read(&fields)?;
         let format = TextFormat::read(&fields)?;
         let asked = tools::read(&fields, app)?;
@@ -135,7 +135,7 @@ impl Respond {
         options.grammar = format.grammar;
         let told = options.offer(asked.offer, tools::FIELDS, app.engine.text())?;
         let arguments = arguments(&fields, app, format.verbosity, &mut options)?;
-        let caller = auth::caller(&app.config.keys, headers);
+        let caller = auth::caller(&app.server.config.keys, headers);
         let mut input = items::list(input)?;
         resolve(&mut input, app, caller)?;
         let before = before(&fields, &input, app, caller, latest.as_deref())?;
@@ -215,7 +215,7 @@ impl Respond {
             latest.keep(&self.before, &stored);
         }
         if self.echo.store {
-            self.app.responses.keep(stored);
+            self.app.server.responses.keep(stored);
         }
     }
 }
@@ -281,8 +281,9 @@ fn arguments(
 ) -> Result<Map<String, Value>, ApiError> {
     let uses = |name: &str| template_uses(app.engine.text(), name);
     let mut arguments = template_arguments(fields, app)?;
-    let thinking = Thinking::read(fields)?.or(app.config.reasoning);
+    let thinking = Thinking::read(fields)?.or(app.settings.reasoning);
     options.reasoning_budget = thinking.tell(&mut arguments, uses);
+    app.settings.defaults.fill(&mut arguments);
     match verbosity {
         Some(verbosity) if uses(VERBOSITY) => {
             arguments.entry(VERBOSITY).or_insert(json!(verbosity));
@@ -305,7 +306,7 @@ fn resolve(
     if ids.is_empty() {
         return Ok(());
     }
-    let mut found = app.responses.items(&ids, caller);
+    let mut found = app.server.responses.items(&ids, caller);
     for (i, item) in input.iter_mut().enumerate() {
         let Some(id) = items::reference(item) else {
             continue;
@@ -341,7 +342,7 @@ fn before(
     let before = match latest.and_then(|latest| latest.conversation(id)) {
         Some(before) => before,
         None => {
-            let found = app.responses.conversation(id, caller);
+            let found = app.server.responses.conversation(id, caller);
             found.map_err(|missing| ApiError::no_response(Some(PREVIOUS), id, &missing))?
         }
     };
@@ -404,43 +405,52 @@ impl StreamFormat for Respond {
     }
 
     fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
-        #[derive(Serialize)]
-        struct OfError<'a> {
-            code: Option<&'a str>,
-            message: &'a str,
-            param: Option<&'a str>,
-            /// The error again, under the name where OpenAI's libraries look for it.
-            error: Inner<'a>,
-        }
-        #[derive(Serialize)]
-        struct Inner<'a> {
-            r#type: &'a str,
-            code: Option<&'a str>,
-            message: &'a str,
-            param: Option<&'a str>,
-        }
         let end = End::Failed(error);
         self.output
             .finish(Status::Incomplete, &mut Events::unread());
-        let (code, message, param) = (error.code, &*error.message, error.param.as_deref());
         let mut events = Events::into_frames(frames, &mut self.next_event);
-        let inner = Inner {
-            r#type: error.kind,
-            code,
-            message,
-            param,
-        };
-        let body = OfError {
-            code,
-            message,
-            param,
-            error: inner,
-        };
         // On a WebSocket an error ends the response: the event after this one says it.
         if self.latest.is_none() {
-            events.send("error", body);
+            send_error(error, &mut events);
         }
         let response = self.echo.document(&self.output.items, &end);
         events.send(end.event(), OfResponse { response });
     }
+
+    fn refuse(error: &ApiError, frames: &mut Frames) {
+        send_error(error, &mut Events::into_frames(frames, &mut 0));
+    }
+}
+
+/// Sends the event of an error.
+fn send_error(error: &ApiError, events: &mut Events<'_>) {
+    #[derive(Serialize)]
+    struct OfError<'a> {
+        code: Option<&'a str>,
+        message: &'a str,
+        param: Option<&'a str>,
+        /// The error again, under the name where OpenAI's libraries look for it.
+        error: Inner<'a>,
+    }
+    #[derive(Serialize)]
+    struct Inner<'a> {
+        r#type: &'a str,
+        code: Option<&'a str>,
+        message: &'a str,
+        param: Option<&'a str>,
+    }
+    let (code, message, param) = (error.code, &*error.message, error.param.as_deref());
+    let inner = Inner {
+        r#type: error.kind,
+        code,
+        message,
+        param,
+    };
+    let body = OfError {
+        code,
+        message,
+        param,
+        error: inner,
+    };
+    events.send("error", body);
 }

@@ -24,13 +24,14 @@ use tracing::Instrument;
 
 use super::store::Stored;
 use super::{PREVIOUS, Respond};
-use crate::App;
+use crate::arrival::Received;
 use crate::connection::{Stage, Tenure};
 use crate::dialect::{Endpoint, answer_asked};
 use crate::errors::ApiError;
 use crate::limits::{
     SOCKET_CONVERSATION_BYTES_MAX, SOCKET_LIFE, SOCKET_MESSAGE_BYTES_MAX, SOCKET_WAITING_MAX,
 };
+use crate::server::Server;
 
 /// The type of the message that asks for a response.
 const CREATE: &str = "response.create";
@@ -78,12 +79,12 @@ impl Latest {
 ///
 /// 405 for a request that asks for none; 503 once a shutdown has begun.
 pub(crate) async fn connect(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    app.refuse_late()?;
+    server.refuse_late()?;
     let (mut head, _) = request.into_parts();
-    let upgrade = WebSocketUpgrade::from_request_parts(&mut head, &app).await;
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut head, &server).await;
     let upgrade = upgrade.map_err(|_| ApiError::method("POST or a WebSocket", "GET"))?;
     let tenure = head.extensions.get::<Tenure>().cloned();
     let tenure = tenure.expect("every connection has one");
@@ -93,7 +94,7 @@ pub(crate) async fn connect(
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.remove(header::CONTENT_ENCODING);
     let talk = Talk {
-        app,
+        server,
         head,
         latest: Arc::default(),
         waiting: VecDeque::new(),
@@ -106,7 +107,7 @@ pub(crate) async fn connect(
 
 /// One client on a WebSocket.
 struct Talk {
-    app: Arc<App>,
+    server: Arc<Server>,
     /// The handshake.
     head: Parts,
     latest: Arc<Latest>,
@@ -182,19 +183,24 @@ impl Talk {
         message: &str,
         previous: &mut Option<String>,
     ) -> Result<Response<Body>, ApiError> {
-        self.app.refuse_late()?;
         let body = Body::from(Bytes::copy_from_slice(message.as_bytes()));
-        let limit = SOCKET_MESSAGE_BYTES_MAX.min(Respond::body_bytes(&self.app.config.limits));
-        let read = self.app.read_object(&self.head.headers, body, limit);
-        let (mut object, worker) = read.await?;
+        let limit = SOCKET_MESSAGE_BYTES_MAX.min(Respond::body_bytes(&self.server.config.limits));
+        let request = Request::from_parts(self.head.clone(), body);
+        let Received {
+            head,
+            mut object,
+            worker,
+            app,
+        } = Received::new(&self.server, request, limit).await?;
         *previous = object
             .get(PREVIOUS)
             .and_then(Value::as_str)
             .map(str::to_owned);
         open(&mut object)?;
         let latest = Some(self.latest.clone());
-        let (asked, respond) = Respond::read_on(object, &self.head.headers, &self.app, latest)?;
-        answer_asked(&self.app, &self.head, worker, asked, respond).await
+        let (mut asked, respond) = Respond::read_on(object, &head.headers, &app, latest)?;
+        asked.options.timeout = Some(app.time_left(asked.options.timeout));
+        answer_asked(&app, &head, worker, asked, respond).await
     }
 
     /// Sends the events of a stream as messages, and keeps those that come meanwhile. Returns

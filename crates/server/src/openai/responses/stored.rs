@@ -9,11 +9,11 @@ use axum::http::{HeaderMap, Response};
 use serde_json::json;
 
 use super::store::Stored;
-use crate::App;
 use crate::auth;
 use crate::dialect;
 use crate::errors::{ApiError, excerpt};
 use crate::openai::bytes;
+use crate::server::Server;
 
 /// Items of one page, where the query does not say how many, and at most.
 const PAGE: usize = 20;
@@ -23,12 +23,12 @@ type Id = Result<Path<String>, PathRejection>;
 
 /// `GET /v1/responses/{id}`: the response as it was answered.
 pub(crate) async fn get(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     id: Id,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    let stored = find(&app, id, &headers)?;
+    let stored = find(&server, id, &headers)?;
     let query = query.unwrap_or_default();
     if pairs(&query).any(|pair| pair == ("stream", "true")) {
         return Err(ApiError::unsupported("stream", ""));
@@ -38,12 +38,12 @@ pub(crate) async fn get(
 
 /// `DELETE /v1/responses/{id}`: forgets a response.
 pub(crate) async fn delete(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     id: Id,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    let stored = find(&app, id, &headers)?;
-    app.responses.forget(&stored.id, stored.caller);
+    let stored = find(&server, id, &headers)?;
+    server.responses.forget(&stored.id, stored.caller);
     let document = json!({"id": stored.id, "object": "response", "deleted": true});
     Ok(dialect::json(bytes(&document)))
 }
@@ -51,12 +51,12 @@ pub(crate) async fn delete(
 /// `GET /v1/responses/{id}/input_items`: the items of a response's own input, the newest first
 /// unless the query says `order=asc`, from the one behind `after`, `limit` at most.
 pub(crate) async fn input_items(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     id: Id,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    let stored = find(&app, id, &headers)?;
+    let stored = find(&server, id, &headers)?;
     let query = query.unwrap_or_default();
     let (mut limit, mut is_ascending, mut after) = (PAGE, false, None);
     for (name, value) in pairs(&query) {
@@ -103,11 +103,11 @@ pub(crate) async fn input_items(
 
 /// `POST /v1/responses/{id}/cancel`: a 400, since nothing runs in the background.
 pub(crate) async fn cancel(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     id: Id,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    let stored = find(&app, id, &headers)?;
+    let stored = find(&server, id, &headers)?;
     Err(ApiError::request(format!(
         "only a response in the background can be cancelled; close the connection to end one that is being written: `{}`",
         stored.id
@@ -115,10 +115,10 @@ pub(crate) async fn cancel(
 }
 
 /// The response that a path names.
-fn find(app: &App, id: Id, headers: &HeaderMap) -> Result<Arc<Stored>, ApiError> {
+fn find(server: &Server, id: Id, headers: &HeaderMap) -> Result<Arc<Stored>, ApiError> {
     let Path(id) = id.map_err(|_| ApiError::request("the path is not UTF-8"))?;
-    let caller = auth::caller(&app.config.keys, headers);
-    let found = app.responses.get(&id, caller);
+    let caller = auth::caller(&server.config.keys, headers);
+    let found = server.responses.get(&id, caller);
     found.ok_or_else(|| ApiError::no_response(None, &excerpt(&id), &id))
 }
 

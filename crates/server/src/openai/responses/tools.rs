@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::App;
+use crate::app::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::Fields;
 use crate::limits::{IGNORED_FIELDS_MAX, TOOLS_MAX};

@@ -82,9 +82,9 @@ async fn an_answer_goes_on_from_a_last_message_of_the_assistant() {
 
 #[tokio::test]
 async fn a_turn_of_its_own_is_had_for_the_asking() {
-    let config = |whole_assistant_turns| server::Config {
+    let settings = |whole_assistant_turns| server::ModelConfig {
         whole_assistant_turns,
-        ..server::Config::default()
+        ..server::ModelConfig::default()
     };
     for (by_default, more, is_own) in [
         (false, json!({}), false),
@@ -94,7 +94,7 @@ async fn a_turn_of_its_own_is_had_for_the_asking() {
         (true, json!({"continue_final_message": true}), false),
     ] {
         let server = Server::start(Setup {
-            config: config(by_default),
+            settings: settings(by_default),
             ..Setup::default()
         })
         .await;

@@ -220,9 +220,9 @@ async fn a_template_is_applied_as_chat_applies_it() {
 async fn the_server_says_whether_silence_means_reasoning() {
     for (reasoning, ends_open) in [(None, false), (Some(false), false), (Some(true), true)] {
         let server = Server::start(Setup {
-            config: server::Config {
+            settings: server::ModelConfig {
                 reasoning,
-                ..server::Config::default()
+                ..server::ModelConfig::default()
             },
             ..Setup::default()
         })
