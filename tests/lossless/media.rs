@@ -149,6 +149,7 @@ impl Painter {
             rows: start..prompt.len(),
             hash: [content as u8; 16],
             grid: [grid.height, grid.width],
+            is_causal: false,
             embeddings: rows.into(),
         });
         prompt.push(tokens.end);
@@ -410,6 +411,7 @@ fn draft_heads_read_the_embeddings_that_the_target_reads() {
                 rows: 10..16,
                 hash: [1; 16],
                 grid: [2, 3],
+                is_causal: false,
                 embeddings,
             };
             Prompt::with_media(tokens, vec![span])

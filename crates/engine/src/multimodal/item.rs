@@ -136,6 +136,7 @@ impl PlacedMedia {
             rows: self.rows.clone(),
             hash: self.part.hash,
             grid: self.part.grid,
+            is_causal: false,
             embeddings: self.embeddings.clone(),
         }
     }
