@@ -1,4 +1,4 @@
-//! Gemma 4's sound tower: a conformer over mel features of 10 ms.
+//! Gemma 4's sound tower (`specs/gemma4.md` §15): a conformer over mel features of 10 ms.
 //!
 //! ```text
 //! z = relu(norm(conv(relu(norm(conv(f))))))     3 × 3 points, every other frame and band: a row is 40 ms

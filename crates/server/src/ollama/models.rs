@@ -153,6 +153,9 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     if app.engine.vision().is_some() {
         all.push("vision");
     }
+    if app.engine.hearing().is_some() {
+        all.push("audio");
+    }
     if can_reason(app) {
         all.push("thinking");
     }

@@ -23,9 +23,9 @@ pub(crate) async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Res
     }
     let name = app.model();
     // llama-server's clients look for capabilities in a list of its own.
-    let capabilities: &[&str] = match app.engine.vision() {
-        Some(_) => &["completion", "multimodal"],
-        None => &["completion"],
+    let capabilities: &[&str] = match app.engine.senses().is_some() {
+        true => &["completion", "multimodal"],
+        false => &["completion"],
     };
     let models = [json!({"name": name, "model": name, "capabilities": capabilities})];
     document(&json!({"object": "list", "data": [model(&app)], "models": models}))
@@ -79,6 +79,12 @@ fn model(app: &App) -> Value {
             "video": {
                 "taken": info.vision.is_some(),
                 "frames_max": info.vision.as_ref().map(|vision| vision.frames_max),
+            },
+            "sounds": {
+                "taken": info.hearing.is_some(),
+                "reason": info.hearing_reason,
+                "rows_max": info.hearing.as_ref().map(|hearing| hearing.rows_max),
+                "seconds_max": info.hearing.as_ref().map(|hearing| hearing.seconds_max),
             },
             "options": options(app),
             "speculation": {
