@@ -18,8 +18,8 @@
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
-    DeltaWeights, DeviceError, Experts, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample,
-    StepKey, Store, Tensor, TokenChoice, TokenMask,
+    DeltaWeights, DeviceError, Experts, Kv, KvSpec, Link, Matrix, NearAttention, Ops, Record, Rope,
+    Sample, StepKey, Store, Tensor, TokenChoice, TokenMask,
 };
 use cache::{KeptSize, Memory, MemorySize};
 use cuda::{Cuda, CudaOptions};
@@ -122,6 +122,7 @@ impl Ops for Random {
         rope(x: Tensor, rope: &Rope, batch: &Batch) -> Tensor;
         kv_append(kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch);
         attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
+        attend_near(q: &Tensor, k: &Tensor, v: &Tensor, relative: &Tensor, attention: &NearAttention) -> Tensor;
         gated_delta(state: &mut Delta, weights: &DeltaWeights, qkv: &Tensor, b: &Tensor, a: &Tensor, batch: &Batch) -> Tensor;
         moe(x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor;
         gate_rows(x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor;

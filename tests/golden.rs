@@ -12,6 +12,8 @@ use std::sync::Arc;
 use suites::{Recorder, repository};
 use weights::Checkpoint;
 
+#[path = "golden/sounds.rs"]
+mod sounds;
 #[path = "golden/towers.rs"]
 mod towers;
 #[path = "golden/video.rs"]

@@ -247,6 +247,7 @@ fn logits_after_a_picture(checkpoint: &Checkpoint, tower: &dyn Tower, begin: u32
         rows: start..tokens.len(),
         hash: [1; 16],
         grid: [2, 3],
+        is_causal: false,
         embeddings: rows(tower).into(),
     };
     tokens.extend([begin + 1, 5, 8]);

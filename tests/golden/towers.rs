@@ -31,7 +31,7 @@ fn open(model: &str) -> (Checkpoint, Golden) {
     (checkpoint, Golden::open(&repository(outputs)))
 }
 
-fn exact_cpu() -> Cpu {
+pub(super) fn exact_cpu() -> Cpu {
     let activations = Activations::F32;
     Cpu::new(CpuOptions {
         activations,
@@ -115,6 +115,7 @@ fn prompt(golden: &Golden, tower: &dyn Tower, b: &dyn Backend, n: usize) -> Prom
             rows: start..end,
             hash: [name.as_bytes()[0]; 16],
             grid: [grid.height, grid.width],
+            is_causal: false,
             embeddings: rows.into(),
         });
         start = end;

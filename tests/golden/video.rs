@@ -76,6 +76,7 @@ fn a_conversation_with_a_clip_is_that_of_the_public_processors() {
                 rows: part.rows(),
                 hash: [0; 16],
                 grid: part.grid(),
+                is_causal: false,
                 embeddings: Arc::default(),
             };
             let spans = media.iter().map(span).collect();

@@ -12,6 +12,7 @@ use crate::preempt::assert_preemption_changes_nothing;
 use crate::reuse::assert_reuse_changes_nothing;
 use crate::samplings;
 use crate::share::assert_sharing_changes_nothing;
+use crate::sound::{HEARING, assert_sounds_change_nothing};
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, assert_same, write};
 use backend::{Backend, KvFormat, Sample, Store, TokenList};
@@ -66,6 +67,9 @@ fn speculation_never_changes_a_token_after_pictures_on_a_gpu() {
     };
     for &subject in SEEING {
         assert_pictures_change_nothing(subject, [&gpu, &gpu]);
+    }
+    for &subject in HEARING {
+        assert_sounds_change_nothing(subject, [&gpu, &gpu]);
     }
 }
 

@@ -25,6 +25,7 @@ mod pooled;
 mod preempt;
 mod reuse;
 mod share;
+mod sound;
 mod subjects;
 mod writing;
 

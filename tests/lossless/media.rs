@@ -149,6 +149,7 @@ impl Painter {
             rows: start..prompt.len(),
             hash: [content as u8; 16],
             grid: [grid.height, grid.width],
+            is_causal: false,
             embeddings: rows.into(),
         });
         prompt.push(tokens.end);
@@ -255,6 +256,21 @@ fn speculation_never_changes_a_token_after_pictures_and_clips() {
 /// of `backends`, in batches and chunks of several sizes.
 pub(crate) fn assert_pictures_change_nothing(subject: Subject, backends: [&Arc<dyn Backend>; 2]) {
     let prompts = Painter::new(subject, backends[0]).prompts();
+    assert_media_change_nothing(subject, &prompts, backends);
+}
+
+/// What is written after `prompts` without drafts.
+pub(crate) fn write_alone(speculator: &mut Speculator, prompts: &[Prompt]) -> Vec<Text> {
+    write(speculator, prompts, (&Sampling::default(), Fixed(0)), 128).0
+}
+
+/// Asserts that `subject` writes the same texts after `prompts` whoever drafts on either of `backends`,
+/// in batches and chunks of several sizes.
+pub(crate) fn assert_media_change_nothing(
+    subject: Subject,
+    prompts: &[Prompt],
+    backends: [&Arc<dyn Backend>; 2],
+) {
     for (s, (what, sampling)) in samplings().into_iter().enumerate() {
         let setup = |draft, width, backend| Setup {
             draft,
@@ -266,7 +282,7 @@ pub(crate) fn assert_pictures_change_nothing(subject: Subject, backends: [&Arc<d
         };
         let plain = setup(Draft::None, 1, backends[0]);
         let mut alone = speculator(&plain, &[], &|drafter| drafter);
-        let (want, _) = write(&mut alone, &prompts, (&sampling, Fixed(0)), 128);
+        let (want, _) = write(&mut alone, prompts, (&sampling, Fixed(0)), 128);
         let drafts = [
             Draft::None,
             Draft::Head,
@@ -286,7 +302,7 @@ pub(crate) fn assert_pictures_change_nothing(subject: Subject, backends: [&Arc<d
                 Draft::Oracle => speculator(&setup, &[], &|_| oracle(&want, 4)),
                 _ => speculator(&setup, &want, &|drafter| drafter),
             };
-            let (got, [n, accepted]) = write(&mut drafted, &prompts, (&sampling, length), chunk);
+            let (got, [n, accepted]) = write(&mut drafted, prompts, (&sampling, length), chunk);
             assert_texts(&what, &got, &want);
             println!("{what}: {accepted} of {n} accepted");
             if draft != Draft::None && draft != Draft::Ngram {
@@ -410,6 +426,7 @@ fn draft_heads_read_the_embeddings_that_the_target_reads() {
                 rows: 10..16,
                 hash: [1; 16],
                 grid: [2, 3],
+                is_causal: false,
                 embeddings,
             };
             Prompt::with_media(tokens, vec![span])

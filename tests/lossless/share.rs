@@ -159,6 +159,7 @@ fn with_picture(tokens: &[u32], hash: u8) -> Prompt {
         rows: 150..210,
         hash: [hash; 16],
         grid: [6, 10],
+        is_causal: false,
         embeddings: Arc::default(),
     };
     Prompt::with_media(tokens.to_vec(), vec![span])

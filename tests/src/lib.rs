@@ -7,8 +7,8 @@ pub mod projector;
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
-    DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, RowEdits, Sample,
-    Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
+    DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, NearAttention, Ops, Record, Rope,
+    RowEdits, Sample, Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use cache::{MemoryFull, Piece};
 use serde_json::{Map, Value};
@@ -164,6 +164,7 @@ impl Ops for Recorder {
         rope(x: Tensor, rope: &Rope, batch: &Batch) -> Tensor;
         kv_append(kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch);
         attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
+        attend_near(q: &Tensor, k: &Tensor, v: &Tensor, relative: &Tensor, attention: &NearAttention) -> Tensor;
     }
 
     fn gated_delta(
@@ -384,6 +385,15 @@ pub fn test_pixels(frames: usize, height: usize, width: usize) -> Vec<u8> {
         }
     }
     rgb
+}
+
+/// The samples of test sound `number`, as `tests/golden/audio.py` has them.
+pub fn test_samples(n: usize, number: usize) -> Vec<f32> {
+    let sample = |i: usize| {
+        let noise = ((7 * i * i + 13 * i + 50 * number) % 1009) as f64 / 1009.0 - 0.5;
+        (noise * (i / 1600 % 5) as f64 / 4.0) as f32
+    };
+    (0..n).map(sample).collect()
 }
 
 /// Options of a stream that writes the likeliest tokens, `max_tokens` at most, without drafts.

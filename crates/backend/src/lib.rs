@@ -65,7 +65,7 @@ pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives
 pub use edit::{Edit, RowEdits};
 pub use mask::TokenMask;
 pub use moe::{Choice, Expert, Experts};
-pub use ops::{Activation, Attention, DeltaWeights, Ops, Rope};
+pub use ops::{Activation, Attention, DeltaWeights, NEAR_ROWS_MAX, NearAttention, Ops, Rope};
 pub use record::{Chain, Chained, DeviceError, Link, Record, StepKey};
 pub use reference::Reference;
 pub use sample::Sample;

@@ -101,6 +101,50 @@ impl Attention {
     }
 }
 
+/// How rows attend to themselves and the rows right before them, in the order in which they stand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NearAttention {
+    /// Heads `H`.
+    pub heads: usize,
+    /// Rows that a row sees, its own included: 32 at most.
+    pub window: usize,
+    /// What scores are bounded by.
+    pub cap: f32,
+}
+
+/// Rows that a row of [`Ops::attend_near`] sees, at most.
+pub const NEAR_ROWS_MAX: usize = 32;
+
+impl NearAttention {
+    /// Asserts that the shapes of [`Ops::attend_near`] fit.
+    ///
+    /// # Panics
+    ///
+    /// If not.
+    pub fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor, relative: &Tensor) {
+        let shape = |x: &Tensor| (x.rows(), x.cols());
+        assert!(
+            shape(q) == shape(k) && shape(q) == shape(v),
+            "queries, keys and values of one shape"
+        );
+        assert!(q.cols().is_multiple_of(self.heads), "whole heads");
+        assert_eq!(
+            shape(relative),
+            (self.window, q.cols()),
+            "a row for each distance"
+        );
+        assert!(
+            (1..=NEAR_ROWS_MAX).contains(&self.window),
+            "1 to {NEAR_ROWS_MAX} rows are seen"
+        );
+    }
+
+    /// The rows that row `row` sees.
+    pub fn visible(&self, row: usize) -> std::ops::Range<usize> {
+        (row + 1).saturating_sub(self.window)..row + 1
+    }
+}
+
 /// The learned parts of one gated-delta layer.
 #[derive(Debug)]
 pub struct DeltaWeights {
@@ -212,6 +256,22 @@ pub trait Ops: Store {
     /// scaled by `exp(m - m')` and added, left first. At the end `o / l`, turned back
     /// by [`quant::turbo::unrotate`] where the cache's values are rotated.
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
+
+    /// `softmax(cap tanh(q·(k + r) / cap)) v` over the row itself and those right before it, as many
+    /// as `attention` says: `[n, H e]`. `q, k, v: [n, H e]`; `r` is row `d` of `relative` for the key of
+    /// the row `d` before, in the columns of the head.
+    ///
+    /// A score sums `q (k + r)` by fused multiply-add in 16 lanes ([`math::sum_tree`]). With `m` the
+    /// largest one, `p = exp(s - m)`, `l = l + p` and `o = fma(p, v, o)`, over ascending keys from 0. At
+    /// the end `o / l`.
+    fn attend_near(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        relative: &Tensor,
+        attention: &NearAttention,
+    ) -> Tensor;
 
     /// One gated-delta layer between its projections: causal convolution with
     /// SiLU, normalized keys and queries, the delta rule: `[n, nv dv]`.

@@ -6,8 +6,8 @@ mod delta;
 use crate::math::{self, sum_tree};
 use crate::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    MAX_TENTATIVE, Matrix, NO_TOKEN, Ops, PAGE_ROWS, Record, Rope, Sample, Store, Tensor,
-    TokenChoice, TokenList, gives_token,
+    MAX_TENTATIVE, Matrix, NO_TOKEN, NearAttention, Ops, PAGE_ROWS, Record, Rope, Sample, Store,
+    Tensor, TokenChoice, TokenList, gives_token,
 };
 use delta::{DeltaSlot, convolve, delta_head};
 use quant::Stored;
@@ -418,6 +418,17 @@ impl Ops for Reference {
 
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
         attention::attend(q, kv, attention, batch)
+    }
+
+    fn attend_near(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        relative: &Tensor,
+        attention: &NearAttention,
+    ) -> Tensor {
+        attention::attend_near([q, k, v], relative, attention)
     }
 
     fn gated_delta(

@@ -28,10 +28,9 @@ type Class = (&'static str, fn(&str) -> bool);
 /// The classes of tensors. A name belongs to the first that it fits.
 const CLASSES: &[Class] = &[
     ("vision and audio", |name| {
-        let audio = ["audio_tower.", "embed_audio."].iter();
         models::TOWER_PREFIXES
             .iter()
-            .chain(audio)
+            .chain(models::SOUND_TOWER_PREFIXES)
             .any(|p| name.starts_with(p))
     }),
     ("mtp head", |name| name.starts_with("mtp.")),
@@ -90,6 +89,9 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut record = facts(&source, &checkpoint, &hash);
     if let Some(tower) = has_eyes.then(|| tower(&checkpoint)).flatten() {
         record["tower"] = tower;
+    }
+    if let Some(tower) = has_eyes.then(|| sound_tower(&checkpoint)).flatten() {
+        record["sound_tower"] = tower;
     }
     let failure = match &loaded {
         Ok(model) => {
@@ -186,18 +188,14 @@ fn tower(checkpoint: &Checkpoint) -> Option<Value> {
         Err(error) => return Some(json!({ "missing": error.to_string() })),
     };
     let (outline, rule) = (plan.outline, plan.picture);
-    let is_of_tower = |name: &&str| models::TOWER_PREFIXES.iter().any(|p| name.starts_with(p));
-    let weights = checkpoint.weight_names().filter(is_of_tower);
-    let shapes = weights.filter_map(|name| checkpoint.shape(name));
-    let parameters = shapes.map(|shape| shape.iter().map(|&n| n as u64).product::<u64>());
-    let bytes = checkpoint.sizes().filter(|(name, _)| is_of_tower(name));
+    let (parameters, bytes) = size_of(checkpoint, models::TOWER_PREFIXES);
     Some(json!({
         "architecture": outline.name,
         "file": checkpoint.tower_file(),
         "layers": outline.layers,
         "hidden_size": outline.hidden_size,
-        "parameters": parameters.sum::<u64>(),
-        "bytes": bytes.map(|(_, bytes)| bytes as u64).sum::<u64>(),
+        "parameters": parameters,
+        "bytes": bytes,
         "patch_pixels": outline.patch,
         "patches_a_side": outline.merge,
         "frames_a_span": outline.frames_a_run,
@@ -205,6 +203,72 @@ fn tower(checkpoint: &Checkpoint) -> Option<Value> {
         "most_frames": plan.video.most_frames(),
         "step_bytes": outline.step_bytes(rule.most_rows()),
     }))
+}
+
+/// Numbers and bytes of the tensors of `checkpoint` whose names begin with one of `prefixes`.
+fn size_of(checkpoint: &Checkpoint, prefixes: &[&str]) -> (u64, u64) {
+    let is_one = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    let weights = checkpoint.weight_names().filter(is_one);
+    let shapes = weights.filter_map(|name| checkpoint.shape(name));
+    let numbers = shapes.map(|shape| shape.iter().map(|&n| n as u64).product::<u64>());
+    let bytes = checkpoint.sizes().filter(|(name, _)| is_one(name));
+    (numbers.sum(), bytes.map(|(_, bytes)| bytes as u64).sum())
+}
+
+/// What hears, as JSON: its sizes, or why there is nothing in a checkpoint whose configuration has it;
+/// nothing for a model that does not.
+fn sound_tower(checkpoint: &Checkpoint) -> Option<Value> {
+    if !checkpoint.config()["audio_config"].is_object() {
+        return None;
+    }
+    let outline = match models::sound_outline(checkpoint) {
+        Ok(outline) => outline,
+        Err(error) => return Some(json!({ "missing": error.to_string() })),
+    };
+    let (parameters, bytes) = size_of(checkpoint, models::SOUND_TOWER_PREFIXES);
+    Some(json!({
+        "architecture": outline.name,
+        "layers": outline.layers,
+        "hidden_size": outline.hidden_size,
+        "parameters": parameters,
+        "bytes": bytes,
+        "samples_a_row": outline.samples_a_row,
+        "most_seconds": models::SOUND_SECONDS_MAX,
+        "most_rows": outline.rows_max(),
+        "step_bytes": outline.step_bytes(outline.rows_max()),
+    }))
+}
+
+/// The sound tower for people.
+fn report_sound_tower(tower: &Value, out: &mut Report) {
+    if let Some(reason) = tower["missing"].as_str() {
+        out.line("sound", format_args!("none: {reason}"));
+    } else if tower.is_object() {
+        let number = |key: &str| number(&tower[key]);
+        let layers = match number("layers") {
+            0 => "no layers".to_owned(),
+            n => format!("{n} layers"),
+        };
+        out.line(
+            "sound",
+            format_args!(
+                "{}: {layers} of {} columns, {} in {}",
+                text(&tower["architecture"]),
+                number("hidden_size"),
+                amount(number("parameters")),
+                bytes(number("bytes")),
+            ),
+        );
+        out.line(
+            "",
+            format_args!(
+                "up to {} seconds, {} rows, which takes {}",
+                number("most_seconds"),
+                number("most_rows"),
+                bytes(number("step_bytes")),
+            ),
+        );
+    }
 }
 
 /// The tower for people.
@@ -412,6 +476,7 @@ fn report_checkpoint(record: &Value, out: &mut Report) {
         format_args!("{} in {size}", amount(number(&record["parameters"]))),
     );
     report_tower(&record["tower"], out);
+    report_sound_tower(&record["sound_tower"], out);
     out.line("sha256", text(&record["sha256"]));
     out.line(
         "tensors",

@@ -1,9 +1,10 @@
-//! Pictures and videos in files, for `--image` and `--video` of `paceline run`, and `/image` and `/video`
-//! of `paceline chat`.
+//! Pictures, videos and sounds in files, for `--image`, `--video` and `--audio` of `paceline run`, and
+//! `/image`, `/video` and `/audio` of `paceline chat`.
 
 use anyhow::{Context, Result, bail};
 use engine::{
-    ClipOptions, ClipSource, Engine, MediaItem, MediaKind, MediaLimits, PlacedMedia, Vision,
+    ClipOptions, ClipSource, Engine, MediaItem, MediaKind, MediaLimits, PlacedMedia, SoundLimits,
+    Vision,
 };
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
@@ -46,6 +47,22 @@ pub(crate) fn video(engine: &Engine, file: &Path) -> Result<MediaItem> {
     let source = ClipSource::File(bytes(file, limits.bytes)?);
     let opened = vision.open_clip(source, ClipOptions::default(), &limits);
     opened.map_err(|error| anyhow::anyhow!("the video {error}: `{}`", file.display()))
+}
+
+/// Decodes the sound in `file`.
+///
+/// # Errors
+///
+/// If the model takes no sounds, or the file cannot be read or is no sound.
+pub(crate) fn sound(engine: &Engine, file: &Path) -> Result<MediaItem> {
+    let Some(hearing) = engine.hearing() else {
+        let reason = &engine.info().hearing_reason;
+        bail!("the model takes no sounds: {reason}");
+    };
+    let limits = SoundLimits::default();
+    let bytes = bytes(file, limits.bytes)?;
+    let opened = hearing.open(bytes, &limits);
+    opened.map_err(|error| anyhow::anyhow!("the sound {error}: `{}`", file.display()))
 }
 
 /// What the model sees with.
@@ -104,6 +121,7 @@ pub(crate) fn content(items: &[MediaItem], words: &str) -> Value {
     }
     let part = |item: &MediaItem| match item.kind() {
         MediaKind::Video => json!({"type": "video"}),
+        MediaKind::Sound => json!({"type": "audio"}),
         _ => json!({"type": "image"}),
     };
     let words = json!({"type": "text", "text": words});
@@ -127,10 +145,10 @@ pub(crate) fn place(
     ids: Vec<u32>,
     items: Vec<MediaItem>,
 ) -> Result<(Vec<u32>, Vec<PlacedMedia>)> {
-    match engine.vision() {
-        Some(vision) if !items.is_empty() => {
-            Ok(vision.place(ids, items, &engine.text().tokenizer)?)
-        }
-        _ => Ok((ids, Vec::new())),
+    match items.is_empty() {
+        true => Ok((ids, Vec::new())),
+        false => Ok(engine
+            .senses()
+            .place(ids, items, &engine.text().tokenizer)?),
     }
 }

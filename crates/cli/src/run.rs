@@ -37,7 +37,9 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
     }
     let pictures = args.image.iter().map(|file| media::picture(&engine, file));
     let videos = args.video.iter().map(|file| media::video(&engine, file));
-    let items = pictures.chain(videos).collect::<Result<Vec<_>>>()?;
+    let sounds = args.audio.iter().map(|file| media::sound(&engine, file));
+    let items = pictures.chain(videos).chain(sounds);
+    let items = items.collect::<Result<Vec<_>>>()?;
     let ids = encode(engine.text(), args, &items, &prompt)?;
     let (ids, placed) = media::place(&engine, ids, items)?;
     let sampling = reply::sampling_for(&args.text, &engine)?;

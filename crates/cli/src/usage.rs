@@ -223,6 +223,7 @@ mod tests {
         ("raw", "run", "no chat template"),
         ("image", "run", "the prompt"),
         ("video", "run", "the prompt"),
+        ("audio", "run", "the prompt"),
         ("format", WRITING, "the form of the text"),
         ("schema", WRITING, "the form of the text"),
         ("grammar", WRITING, "the form of the text"),

@@ -3,11 +3,11 @@
 use crate::arch::Isa;
 use crate::device::{Activations, CpuError, CpuOptions, Device};
 use crate::memory::{values, values_mut};
-use crate::{attention, delta, elementwise, kv, matmul, moe, norm, rope, rows};
+use crate::{attention, delta, elementwise, kv, matmul, moe, near, norm, rope, rows};
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Experts, Kv, KvSpec, Matrix, Ops, Record, Rope, RowEdits, Sample, Store, Tensor,
-    TokenMask,
+    DeviceError, Experts, Kv, KvSpec, Matrix, NearAttention, Ops, Record, Rope, RowEdits, Sample,
+    Store, Tensor, TokenMask,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -253,6 +253,17 @@ impl Ops for Cpu {
             attention,
             batch,
         )
+    }
+
+    fn attend_near(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        relative: &Tensor,
+        attention: &NearAttention,
+    ) -> Tensor {
+        near::attend(&self.device, [q, k, v], relative, attention)
     }
 
     fn gated_delta(

@@ -14,6 +14,7 @@
 //! | `norm`, `rope`, `elementwise`, `rows` | the small ops |
 //! | `matmul` | products, with a drawing of the data's way |
 //! | `kv`, `attention` | cached keys and values, and what reads them |
+//! | `near` | attention to the rows right before a row |
 //! | `delta` | the gated delta rule |
 //! | `moe` | mixtures of experts |
 //! | `cpu` | [`Cpu`]: the device, what ops keep between calls, and the ops by their traits |
@@ -32,6 +33,7 @@ mod matmul;
 mod memory;
 mod microkernel;
 mod moe;
+mod near;
 mod norm;
 mod pool;
 mod rope;

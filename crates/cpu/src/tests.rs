@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::{Activations, Cpu, CpuError, CpuOptions, Isa, dot_int8};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    Matrix, Ops, Record, Reference, Rope, Sample, Store, Tensor, conformance,
+    Matrix, NearAttention, Ops, Record, Reference, Rope, Sample, Store, Tensor, conformance,
 };
 use quant::{Format, Mapping, Owned, Scalar, Stored, WeightLayout};
 use std::borrow::Cow;
@@ -424,6 +424,16 @@ impl Ops for Int8Reference {
     }
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
         Reference.attend(q, kv, attention, batch)
+    }
+    fn attend_near(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        relative: &Tensor,
+        attention: &NearAttention,
+    ) -> Tensor {
+        Reference.attend_near(q, k, v, relative, attention)
     }
     fn gated_delta(
         &self,

@@ -132,6 +132,43 @@ KERNEL __launch_bounds__(256)
         y[row * cols + c] = fmaf((x[c] - mean) * inverse, weight[c], bias[c]);
 }
 
+// Attention of a row to itself and the `window - 1` rows right before it: a warp (head, row), 32 rows at most. A lane
+// has every 32nd column of the products q (k + r), ascending, and then the score of one key.
+KERNEL __launch_bounds__(32) attend_near(const float *q, const float *k, const float *v, const float *relative,
+                                         float *y, int heads, int head_dim, int window, float cap) {
+    pdl_sync();
+    const int lane = threadIdx.x, head = blockIdx.x, row = blockIdx.y;
+    const u64 cols = (u64) heads * head_dim;
+    const int first = row + 1 > window ? row + 1 - window : 0, seen = row + 1 - first;
+    q += row * cols + head * head_dim;
+    k += head * head_dim;
+    v += head * head_dim;
+    relative += head * head_dim;
+    float score = -INF;
+#pragma unroll 1
+    for (int j = 0; j < seen; j++) {
+        const float *key = k + (first + j) * cols, *distance = relative + (row - first - j) * cols;
+        float sum = 0.0f;
+#pragma unroll 2
+        for (int c = lane; c < head_dim; c += 32) sum = fmaf(q[c], key[c] + distance[c], sum);
+        sum = warp_sum(sum);
+        if (lane == j) score = cap * tanh_(sum / cap);
+    }
+    const float max = warp_max(score);
+    const float p = lane < seen ? exp_(score - max) : 0.0f;
+    const float sum = warp_sum(p);
+#pragma unroll 1
+    for (int c = lane; c - lane < head_dim; c += 32) {
+        float o = 0.0f;
+#pragma unroll 2
+        for (int j = 0; j < seen; j++) {
+            const float weight = __shfl_sync(~0u, p, j);
+            if (c < head_dim) o = fmaf(weight, v[(first + j) * cols + c], o);
+        }
+        if (c < head_dim) y[row * cols + head * head_dim + c] = o / sum;
+    }
+}
+
 // x = (from + rms(y) post) factor, and the norm epilogue of x: a block a row, or a cluster. The bits are those of the
 // kernels one after the other, whose threads have the same columns.
 KERNEL __launch_bounds__(1024, 1) add_norm(const float *from, float *x, const float *y, const float *post, int cols,

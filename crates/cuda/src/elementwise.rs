@@ -7,7 +7,7 @@ use crate::args::{
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::record::Bound;
-use backend::Activation;
+use backend::{Activation, NearAttention};
 use fusion::{Kind, Op, SumTerm, Value};
 
 /// Threads of a kernel that gives each row of `width` columns a block, two columns
@@ -54,6 +54,7 @@ pub(crate) fn launch(l: &Launch<'_>, op: &Op) {
         Kind::Glu { .. } | Kind::GluColumns { .. } => return glu(l, op),
         Kind::LayerNorm { eps } => layer_norm(l, op, *eps),
         Kind::Affine { has_factor } => affine(l, op, *has_factor),
+        Kind::AttendNear(near) => attend_near(l, op, near),
         Kind::Activate { activation } => {
             let n = l.len(op.inputs[0]);
             let x = l.in_place(op.inputs[0], op.outputs[0]);
@@ -125,6 +126,17 @@ fn affine(l: &Launch<'_>, op: &Op, has_factor: bool) -> Call {
         .int(cols)
         .long(n);
     ("affine", Grid::each(n), args)
+}
+
+/// A warp a head of a row.
+fn attend_near(l: &Launch<'_>, op: &Op, near: &NearAttention) -> Call {
+    let y = op.outputs[0];
+    let [rows, cols] = l.shape(y);
+    let inputs = op.inputs.iter().copied().chain([y]);
+    let args = inputs.fold(Args::default(), |args, x| args.ptr(l.address(x)));
+    let args = args.int(near.heads).int(cols / near.heads).int(near.window);
+    let grid = Grid::rect(near.heads, rows, 32);
+    ("attend_near", grid, args.float(near.cap))
 }
 
 fn columns(l: &Launch<'_>, op: &Op, first: usize) -> Call {

@@ -10,7 +10,7 @@ use crate::record::{Bound, Frequencies, Recorder, Rows, Tokens};
 use crate::{Cuda, moe};
 use backend::{
     Activation, Attention, Batch, Delta, DeltaWeights, Experts, Kv, KvSpec, MAX_TENTATIVE, Matrix,
-    Ops, Rope, Store, Tensor, TokenGroups,
+    NearAttention, Ops, Rope, Store, Tensor, TokenGroups,
 };
 use fusion::{Kind, Operand};
 use std::sync::Arc;
@@ -331,6 +331,18 @@ impl Ops for Cuda {
             let inputs = list.values([q]);
             list.make(kind, &inputs, q.rows(), q.cols())
         })
+    }
+
+    fn attend_near(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        relative: &Tensor,
+        attention: &NearAttention,
+    ) -> Tensor {
+        attention.check(q, k, v, relative);
+        self.map(Kind::AttendNear(*attention), [q, k, v, relative])
     }
 
     fn gated_delta(

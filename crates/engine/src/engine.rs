@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::disk::CacheFolder;
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
-use crate::multimodal::{Vision, check_places};
+use crate::multimodal::{Hearing, MediaKind, Senses, Vision, check_places};
 use crate::pages::PageSink;
 use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
@@ -55,7 +55,7 @@ pub struct Engine {
     thread: Mutex<Option<JoinHandle<()>>>,
     counters: Arc<Counters>,
     text: Arc<Text>,
-    vision: Option<Arc<Vision>>,
+    senses: Senses,
     info: ModelInfo,
     queue: usize,
     grammars: Grammars,
@@ -71,7 +71,7 @@ impl Engine {
         let (jobs, inbox) = channel();
         let counters = options.counters.clone();
         let (text, info) = (model.text.clone(), model.info.clone());
-        let vision = model.vision.clone();
+        let senses = model.senses.clone();
         let queue = options.queue;
         let own = counters.clone();
         let thread = std::thread::Builder::new()
@@ -84,7 +84,7 @@ impl Engine {
             counters,
             grammars: Grammars::new(text.clone(), info.vocab_size),
             text,
-            vision,
+            senses,
             info,
             queue,
         }
@@ -103,7 +103,18 @@ impl Engine {
     /// What pictures and clips are brought into a prompt with; none if the model takes none, as
     /// [`ModelInfo::vision_reason`] explains.
     pub fn vision(&self) -> Option<&Arc<Vision>> {
-        self.vision.as_ref()
+        self.senses.vision.as_ref()
+    }
+
+    /// What sounds are brought into a prompt with; none if the model takes none, as
+    /// [`ModelInfo::hearing_reason`] explains.
+    pub fn hearing(&self) -> Option<&Arc<Hearing>> {
+        self.senses.hearing.as_ref()
+    }
+
+    /// What pictures, clips and sounds are given their places in a prompt with.
+    pub fn senses(&self) -> &Senses {
+        &self.senses
     }
 
     /// What the engine has done.
@@ -248,8 +259,14 @@ impl Engine {
             });
         }
         if !request.media.is_empty() {
-            if self.vision.is_none() {
-                return Err(Rejected::NoMedia(self.info.vision_reason.clone()));
+            for placed in &request.media {
+                let (sense, reason) = match placed.kind() {
+                    MediaKind::Sound => (self.hearing().is_some(), &self.info.hearing_reason),
+                    _ => (self.vision().is_some(), &self.info.vision_reason),
+                };
+                if !sense {
+                    return Err(Rejected::NoMedia(placed.kind(), reason.clone()));
+                }
             }
             check_places(request).map_err(Rejected::BadParameter)?;
         }

@@ -1,7 +1,7 @@
 //! What is known of a loaded model.
 
 use crate::disk::Identity;
-use crate::multimodal::{Vision, VisionInfo};
+use crate::multimodal::{HearingInfo, Senses, VisionInfo};
 use crate::preflight::Preflight;
 use cache::MemoryPlan;
 use serde::Serialize;
@@ -56,6 +56,10 @@ pub struct ModelInfo {
     pub vision: Option<VisionInfo>,
     /// Why the model takes no pictures and clips; empty if it does.
     pub vision_reason: String,
+    /// What the model hears with; none if it takes no sounds.
+    pub hearing: Option<HearingInfo>,
+    /// Why the model takes no sounds; empty if it does.
+    pub hearing_reason: String,
     /// The name of the drafter; none if nothing is drafted.
     pub drafter: Option<&'static str>,
     /// Why this drafter drafts, or why none does.
@@ -78,8 +82,8 @@ pub struct Model {
     pub speculator: Speculator,
     /// Tokenizer, template, stop tokens.
     pub text: Arc<Text>,
-    /// What the model looks at pictures and clips with, if it takes any.
-    pub vision: Option<Arc<Vision>>,
+    /// What the model sees and hears with.
+    pub senses: Senses,
     /// What is known of the model.
     pub info: ModelInfo,
     /// Prompt rows that a request may run in one step.

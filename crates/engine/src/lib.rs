@@ -61,10 +61,10 @@ pub use footprint::RequestBytes;
 pub use info::{Model, ModelInfo};
 pub use lines::LineLimits;
 pub use load::load;
-pub use media::{Frame, Limits as MediaLimits};
+pub use media::{Frame, Limits as MediaLimits, SoundLimits};
 pub use multimodal::{
-    ClipOptions, ClipSource, MediaCounts, MediaItem, MediaKind, MediaRowCounts, OpenError,
-    PlacedMedia, TowerFile, Vision, VisionInfo, WrongPlaces,
+    ClipOptions, ClipSource, Hearing, HearingInfo, MediaCounts, MediaItem, MediaKind,
+    MediaRowCounts, OpenError, PlacedMedia, Senses, TowerFile, Vision, VisionInfo, WrongPlaces,
 };
 pub use options::{
     DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions, LoadProgress,

@@ -14,7 +14,7 @@ use crate::drafters::{self, FALLBACK};
 use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
-use crate::multimodal::{OwnFile, Sight, Vision};
+use crate::multimodal::{Hearing, OwnFile, Senses, Sight, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight};
@@ -48,6 +48,7 @@ pub fn load(
     let (found, hashes) = pair(&*b, source, &mut opened, &target, options)?;
     let mut facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
     facts.vision = sight.vision(&b, &opened.text);
+    facts.hearing = sight.hearing(&b, &opened.text);
     options.progress.report("cache", 0.9);
     let remembered = remember(b, target, found, options)?;
     options.progress.report("self-test", 0.93);
@@ -270,6 +271,8 @@ struct Facts {
     chunk: usize,
     /// What the model looks at pictures and clips with, or why it takes none.
     vision: Result<Arc<Vision>, String>,
+    /// What the model hears with, or why it takes no sounds.
+    hearing: Result<Arc<Hearing>, String>,
 }
 
 impl Facts {
@@ -300,6 +303,7 @@ impl Facts {
             own_memory: b.capabilities().own_memory,
             chunk: placed.chunk,
             vision: Err(String::new()),
+            hearing: Err(String::new()),
         }
     }
 }
@@ -413,6 +417,8 @@ fn attempt(
         kv_format,
         vision: facts.vision.as_ref().ok().map(|vision| vision.info()),
         vision_reason: facts.vision.as_ref().err().cloned().unwrap_or_default(),
+        hearing: facts.hearing.as_ref().ok().map(|hearing| hearing.info()),
+        hearing_reason: facts.hearing.as_ref().err().cloned().unwrap_or_default(),
         drafter: speculator.drafter(),
         drafter_reason,
         draft_max: options.draft_max,
@@ -424,7 +430,10 @@ fn attempt(
     Ok(Model {
         speculator,
         text: Arc::new(text),
-        vision: facts.vision.ok(),
+        senses: Senses {
+            vision: facts.vision.ok(),
+            hearing: facts.hearing.ok(),
+        },
         info,
         chunk: facts.chunk,
         plans,

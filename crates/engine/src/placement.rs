@@ -71,7 +71,7 @@ pub(crate) fn load_target(
             follow(checkpoint, &options.progress);
         }
         let target = models::load_target(b, checkpoint)?;
-        sight.load_tower(b, checkpoint);
+        sight.load_towers(b, checkpoint);
         Ok((target, Placed { mapped, reason }))
     };
     // From here on it counts what this model leaves in its files.

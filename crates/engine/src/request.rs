@@ -2,7 +2,7 @@
 
 use crate::embedding::Embedding;
 use crate::lines::LineLimits;
-use crate::multimodal::{MediaRowCounts, PlacedMedia};
+use crate::multimodal::{MediaKind, MediaRowCounts, PlacedMedia};
 use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use text::{Channel, Tools};
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
-    /// The pictures and parts of clips of the prompt, in order ([`Vision::place`](crate::Vision::place)).
+    /// The pictures and parts of clips of the prompt, in order ([`Senses::place`](crate::Senses::place)).
     pub media: Vec<PlacedMedia>,
     /// How tokens are chosen. Its [`end_tokens`](Sampling::end_tokens) are those that end this
     /// text, whatever it says.
@@ -169,9 +169,9 @@ pub enum Rejected {
         /// Tokens in the vocabulary.
         vocab: usize,
     },
-    /// The model takes no pictures and clips, for this reason.
-    #[error("this model takes no pictures or video: {0}")]
-    NoMedia(String),
+    /// The model takes no media of a kind, for a reason.
+    #[error("this model takes no {0}: {1}")]
+    NoMedia(MediaKind, String),
     /// A sampling parameter is out of range.
     #[error("{0}")]
     BadParameter(String),

@@ -92,7 +92,7 @@ impl Scheduler {
         Scheduler {
             speculator: model.speculator,
             text: model.text,
-            looking: model.vision.map(Looking::new),
+            looking: model.senses.is_some().then(|| Looking::new(model.senses)),
             chunk: model.chunk,
             pace: Pace::default(),
             draft_max: info.draft_max,

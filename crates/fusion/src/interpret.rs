@@ -161,6 +161,7 @@ impl Machine {
             Kind::KvAppend {
                 kv, group, batch, ..
             } => self.append(*kv, &x[0], &x[1], *group, *batch),
+            Kind::AttendNear(near) => vec![b.attend_near(&x[0], &x[1], &x[2], &x[3], near)],
             Kind::Attend {
                 kv,
                 attention,

@@ -1,6 +1,6 @@
 //! A list of ops in SSA form, and how it is written as text.
 
-use backend::{Activation, Attention};
+use backend::{Activation, Attention, NearAttention};
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Display, Formatter};
 
@@ -187,6 +187,8 @@ pub enum Kind {
         /// The step's rows.
         batch: Operand,
     },
+    /// `q, k, v, relative -> y`: attention to the rows right before each row.
+    AttendNear(NearAttention),
     /// `q -> y`: attention over a KV cache.
     Attend {
         /// The cache.
@@ -337,6 +339,7 @@ impl Kind {
             Kind::Rope(_) => "rope",
             Kind::KvAppend { .. } => "kv_append",
             Kind::Attend { .. } => "attend",
+            Kind::AttendNear(_) => "attend_near",
             Kind::Delta { .. } => "delta",
             Kind::Experts { .. } => "experts",
             Kind::Combine { .. } => "combine",
@@ -545,6 +548,7 @@ fn attributes(kind: &Kind, f: &mut Formatter<'_>) -> fmt::Result {
         Kind::NormGlu { activation, .. } | Kind::DeltaNormGlu { activation, .. } => {
             write!(f, " {activation:?}")
         }
+        Kind::AttendNear(near) => write!(f, " {} rows", near.window),
         Kind::Columns { first } => write!(f, " from {first}"),
         Kind::GluColumns { activation, first } => write!(f, " {activation:?} from {first}"),
         Kind::Experts { top_k, .. } | Kind::Combine { top_k } => write!(f, " top_k={top_k}"),

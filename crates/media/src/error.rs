@@ -1,4 +1,4 @@
-//! Why a file is no picture or clip.
+//! Why a file is no picture, clip or sound.
 
 use std::time::Duration;
 
@@ -14,10 +14,14 @@ pub enum Bound {
     Pixels,
     /// Frames of a clip.
     Frames,
-    /// Seconds of a clip.
+    /// Seconds of a clip or a sound.
     Seconds,
     /// Pixels of all frames of a clip that are looked at.
     ClipPixels,
+    /// Channels of a sound.
+    Channels,
+    /// Samples a second of a sound.
+    SampleRate,
 }
 
 impl std::fmt::Display for Bound {
@@ -29,6 +33,8 @@ impl std::fmt::Display for Bound {
             Bound::Frames => "frames",
             Bound::Seconds => "seconds",
             Bound::ClipPixels => "pixels in all frames",
+            Bound::Channels => "channels",
+            Bound::SampleRate => "samples a second",
         })
     }
 }
@@ -43,6 +49,9 @@ pub enum MediaError {
     /// The first bytes are those of no known format of clips.
     #[error("is in no known format: send MP4, WebM, an animated GIF or WebP, or a list of frames")]
     UnknownClip,
+    /// The first bytes are those of no known format of sound, or the file's codec is not known.
+    #[error("is in no known format: send WAV, FLAC, MP3 or Ogg Vorbis")]
+    UnknownSound,
     /// The file is cut off, broken, or uses what the decoder does not know.
     #[error("is broken or cut off: {0}")]
     Broken(String),

@@ -1,5 +1,6 @@
 //! What a file may cost.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// What one file may cost. What is more is refused, from the file's header where that tells.
@@ -42,5 +43,34 @@ impl Limits {
     /// keep a picture of 8 bytes a pixel.
     pub(crate) fn decoder_bytes(&self) -> u64 {
         self.pixels.saturating_mul(8).saturating_add(16 << 20)
+    }
+}
+
+/// What one sound may cost. What is more is refused, from the file's header where that tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoundLimits {
+    /// Bytes of the file.
+    pub bytes: usize,
+    /// Seconds.
+    pub seconds: u32,
+    /// Channels.
+    pub channels: usize,
+    /// Samples a second, at least and at most.
+    pub rates: RangeInclusive<u32>,
+    /// Time for decoding, on a thread of its own.
+    pub time: Duration,
+}
+
+impl Default for SoundLimits {
+    /// 32 MiB, 60 seconds, 8 channels, 4,000 to 192,000 samples a second, 20 seconds of work. What
+    /// is decoded takes 46 MB at most.
+    fn default() -> Self {
+        SoundLimits {
+            bytes: 32 << 20,
+            seconds: 60,
+            channels: 8,
+            rates: 4_000..=192_000,
+            time: Duration::from_secs(20),
+        }
     }
 }

@@ -12,7 +12,7 @@
 //! its own halves. A linear may clip its input and its output. Letters: `n` patches, `Hv` hidden
 //! size, `h` heads of size `e`, `H` the target's hidden size.
 
-use crate::layers::{Loader, frequencies};
+use crate::layers::{ClippedLinear, Loader, frequencies};
 use crate::media::{
     Cut, FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
     Tower, TowerKind, TowerOutline, TowerPlan, VideoRule, channel_first, in_order, require_sides,
@@ -20,7 +20,6 @@ use crate::media::{
 };
 use crate::{ModelError, parse, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
-use quant::Stored;
 use serde::Deserialize;
 use weights::Checkpoint;
 
@@ -212,76 +211,16 @@ impl Config {
     }
 }
 
-/// `clamp(clamp(x) Wᵀ)`, without bounds where there are none.
-struct Linear {
-    weight: Matrix,
-    input: Option<[f32; 2]>,
-    output: Option<[f32; 2]>,
-}
-
-impl Linear {
-    /// Loads `name`, its weight made of the parts that `parts` takes from what is stored.
-    fn load(
-        at: &Loader<'_>,
-        name: &str,
-        (rows, cols): (usize, usize),
-        is_clipped: bool,
-        parts: impl Fn(Stored<'_>) -> Vec<Stored<'_>>,
-    ) -> Result<Self, ModelError> {
-        let at = at.at(name);
-        let bounds = |of: &str| {
-            let bound = |end: &str, none: f32| match at.has_bare(&format!("{of}_{end}")) {
-                true => Ok(at.bare(&format!("{of}_{end}"), 1)?[0]),
-                false => Ok::<_, ModelError>(none),
-            };
-            let bounds = [
-                bound("min", f32::NEG_INFINITY)?,
-                bound("max", f32::INFINITY)?,
-            ];
-            let is_bound = is_clipped && bounds.iter().any(|x| x.is_finite());
-            Ok::<_, ModelError>(is_bound.then_some(bounds))
-        };
-        Ok(Linear {
-            weight: at.b.matrix(&parts(at.stored("linear", rows, cols)?)),
-            input: bounds("input")?,
-            output: bounds("output")?,
-        })
-    }
-
-    fn plain(
-        at: &Loader<'_>,
-        name: &str,
-        shape: (usize, usize),
-        is_clipped: bool,
-    ) -> Result<Self, ModelError> {
-        Linear::load(at, name, shape, is_clipped, |stored| vec![stored])
-    }
-
-    fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
-        let y = match self.input {
-            Some([low, high]) => {
-                let x = b.clamp(b.columns(x, 0, x.cols()), low, high);
-                b.matmul(&x, &self.weight)
-            }
-            None => b.matmul(x, &self.weight),
-        };
-        match self.output {
-            Some([low, high]) => b.clamp(y, low, high),
-            None => y,
-        }
-    }
-}
-
 struct Layer {
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    o: Linear,
+    q: ClippedLinear,
+    k: ClippedLinear,
+    v: ClippedLinear,
+    o: ClippedLinear,
     q_norm: Tensor,
     k_norm: Tensor,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
+    gate: ClippedLinear,
+    up: ClippedLinear,
+    down: ClippedLinear,
     input_norm: Tensor,
     post_attention_norm: Tensor,
     pre_mlp_norm: Tensor,
@@ -298,10 +237,10 @@ impl Layer {
         let (heads, kv_heads) = (config.num_attention_heads, config.kv_heads());
         let clips = config.use_clipped_linears;
         let (attention, mlp) = (at.at("self_attn"), at.at("mlp"));
-        let plain = |at, name, rows, cols| Linear::plain(at, name, (rows, cols), clips);
+        let plain = |at, name, rows, cols| ClippedLinear::plain(at, name, (rows, cols), clips);
         let turned = |name, heads: usize| {
             let shape = (heads * e, hidden);
-            Linear::load(&attention, name, shape, clips, |w| {
+            ClippedLinear::load(&attention, name, shape, clips, |w| {
                 let quarter = |q: usize| w.slice(q * e / 4..(q + 1) * e / 4);
                 let of_head = |head: usize| QUARTERS.map(|q| quarter(4 * head + q));
                 (0..heads).flat_map(of_head).collect()

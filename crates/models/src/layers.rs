@@ -1,4 +1,4 @@
-//! What families share: loading by name, and the gated feed-forward block.
+//! What families share: loading by name, clipped linears, and the gated feed-forward block.
 //!
 //! A tensor ends where nobody reads it any more, in a block of its own if need be:
 //! what is alive at once is the room that a step takes, 2 MB for a chunk of 256 rows of
@@ -129,6 +129,68 @@ impl LayerNorm {
     /// `x: [n, cols] → [n, cols]`
     pub(crate) fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
         b.layer_norm(x, &self.weight, &self.bias, self.eps)
+    }
+}
+
+/// `clamp(clamp(x) Wᵀ)`, without bounds where there are none.
+pub(crate) struct ClippedLinear {
+    weight: Matrix,
+    input: Option<[f32; 2]>,
+    output: Option<[f32; 2]>,
+}
+
+impl ClippedLinear {
+    /// Loads `name`, its weight made of the parts that `parts` takes from what is stored.
+    pub(crate) fn load(
+        at: &Loader<'_>,
+        name: &str,
+        (rows, cols): (usize, usize),
+        is_clipped: bool,
+        parts: impl Fn(quant::Stored<'_>) -> Vec<quant::Stored<'_>>,
+    ) -> Result<Self, ModelError> {
+        let at = at.at(name);
+        let bounds = |of: &str| {
+            let bound = |end: &str, none: f32| match at.has_bare(&format!("{of}_{end}")) {
+                true => Ok(at.bare(&format!("{of}_{end}"), 1)?[0]),
+                false => Ok::<_, ModelError>(none),
+            };
+            let bounds = [
+                bound("min", f32::NEG_INFINITY)?,
+                bound("max", f32::INFINITY)?,
+            ];
+            let is_bound = is_clipped && bounds.iter().any(|x| x.is_finite());
+            Ok::<_, ModelError>(is_bound.then_some(bounds))
+        };
+        Ok(ClippedLinear {
+            weight: at.b.matrix(&parts(at.stored("linear", rows, cols)?)),
+            input: bounds("input")?,
+            output: bounds("output")?,
+        })
+    }
+
+    /// Loads `name`, its weight as it is stored.
+    pub(crate) fn plain(
+        at: &Loader<'_>,
+        name: &str,
+        shape: (usize, usize),
+        is_clipped: bool,
+    ) -> Result<Self, ModelError> {
+        ClippedLinear::load(at, name, shape, is_clipped, |stored| vec![stored])
+    }
+
+    /// `x: [n, cols] → [n, rows]`
+    pub(crate) fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
+        let y = match self.input {
+            Some([low, high]) => {
+                let x = b.clamp(b.columns(x, 0, x.cols()), low, high);
+                b.matmul(&x, &self.weight)
+            }
+            None => b.matmul(x, &self.weight),
+        };
+        match self.output {
+            Some([low, high]) => b.clamp(y, low, high),
+            None => y,
+        }
     }
 }
 

@@ -15,7 +15,9 @@ mod census;
 mod eagle3;
 mod gemma4;
 mod gemma4_assistant;
+mod gemma4_audio;
 mod gemma4_unified;
+mod gemma4_unified_audio;
 mod gemma4_vision;
 mod head;
 mod layers;
@@ -32,8 +34,10 @@ pub use gemma4::Gemma4;
 pub use gemma4_assistant::Gemma4Assistant;
 pub use head::{ChainedHead, HeadLogits, Scored, Shortlist};
 pub use media::{
-    EncodeError, Frames, MediaError, MediaGrid, MediaTokens, SizeRule, TOWER_PREFIXES, Tower,
-    TowerOutline, TowerPlan, VideoRule, encode, has_tower, load_tower, tower_plan,
+    EncodeError, Frames, MediaError, MediaGrid, MediaTokens, SOUND_RATE, SOUND_SECONDS_MAX,
+    SOUND_TOWER_PREFIXES, SizeRule, SoundError, SoundOutline, SoundTokens, SoundTower,
+    TOWER_PREFIXES, Tower, TowerOutline, TowerPlan, VideoRule, encode, encode_sound, has_tower,
+    load_sound_tower, load_tower, sound_features, sound_outline, tower_plan,
 };
 pub use outline::{DeltaHeads, Outline, OutlineFamily};
 pub use qwen3_5::Qwen35;

@@ -9,13 +9,21 @@
 //! Absent: decoding, resizing, prompts, and any cache of what was computed.
 
 mod attention;
+mod mel;
 mod patches;
 mod size;
+mod sound;
 mod video;
 
 pub(crate) use attention::FrameMemory;
+pub(crate) use mel::MelRule;
 pub(crate) use patches::{Cut, PatchOrder, Patches, channel_first, channel_last, in_order};
 pub use size::SizeRule;
+pub use sound::{
+    SOUND_RATE, SOUND_SECONDS_MAX, SOUND_TOWER_PREFIXES, SoundError, SoundOutline, SoundTokens,
+    SoundTower, encode_sound, load_sound_tower, sound_features, sound_outline,
+};
+pub(crate) use sound::{SoundKind, matrix_of, project_sound, sound_projection, sound_tokens};
 pub use video::VideoRule;
 
 use crate::{ModelError, gemma4_unified, gemma4_vision, qwen3_5_vision, require};

@@ -310,23 +310,24 @@ async fn encode_seen(
 ) -> Result<Vec<Encoded>, ApiError> {
     let numbers: Vec<usize> = shown.iter().map(Vec::len).collect();
     let shown = shown.into_iter().flatten().collect::<Vec<_>>();
-    let vision = app.engine.vision().cloned();
-    let reason = &app.engine.info().vision_reason;
-    media::admit(&shown, vision.is_some(), reason)?;
-    let vision = vision.expect("media are refused without");
+    media::admit(&shown, app.engine.info())?;
+    let senses = app.engine.senses().clone();
     let (worker, shown, place) = bring(app, worker, shown).await?;
     let encode = move |text: &Text| {
         let _place = place;
         let mut shown = shown.into_iter();
         let mut encoded = Vec::with_capacity(prompts.len());
         for (prompt, n) in prompts.into_iter().zip(numbers) {
-            let items = match media::decode(&vision, shown.by_ref().take(n)) {
+            let items = match media::decode(&senses, shown.by_ref().take(n)) {
                 Ok(items) => items,
                 Err(error) => return Ok(Err(error)),
             };
-            let prompt = prompt.with_places(vision.placeholder());
+            let prompt = match &senses.vision {
+                Some(vision) => prompt.with_places(vision.placeholder()),
+                None => prompt,
+            };
             let tokens = encode_one(text, prompt, limit)?;
-            match vision.place(tokens, items, &text.tokenizer) {
+            match senses.place(tokens, items, &text.tokenizer) {
                 Ok((tokens, media)) => encoded.push(Encoded { tokens, media }),
                 Err(error) => return Ok(Err(ApiError::request(error.to_string()))),
             }

@@ -553,7 +553,7 @@ impl From<Rejected> for ApiError {
                 Self::too_long(&format!("{rejected}{longer}"), tokens, context)
             }
             Rejected::BadToken { .. } => Self::request(rejected.to_string()),
-            Rejected::NoMedia(_) => Self::request(rejected.to_string()),
+            Rejected::NoMedia(..) => Self::request(rejected.to_string()),
             Rejected::BadParameter(message) => Self::request(message),
             Rejected::QueueFull { waiting } => Self {
                 code: Some("queue_full"),

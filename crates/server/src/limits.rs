@@ -58,7 +58,9 @@ pub const TOOLS_WEIGHT_MAX: usize = 1 << 17;
 pub const PICTURES_MAX: usize = 32;
 /// Videos of a request.
 pub const VIDEOS_MAX: usize = 8;
-/// Bytes of the file of a picture or of a video.
+/// Sounds of a request.
+pub const SOUNDS_MAX: usize = 16;
+/// Bytes of the file of a picture, of a video or of a sound.
 pub const MEDIA_BYTES_MAX: usize = 24 << 20;
 /// Pixels of a picture, of a frame, and of all frames of a video that are looked at: decoded they take
 /// 3 bytes each.

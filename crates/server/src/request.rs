@@ -110,7 +110,7 @@ pub(crate) struct Message {
 pub(crate) enum Part {
     /// Text; the texts of a message follow each other without anything between.
     Text(String),
-    /// A picture or a video, where it stands among the texts.
+    /// A picture, a video or a sound, where it stands among the texts.
     Media(Media),
 }
 
@@ -364,7 +364,7 @@ mod tests {
         };
         let data = |media| match media {
             Media::Picture(image) => image.data,
-            Media::Video(video) => panic!("{video:?}"),
+            other => panic!("{other:?}"),
         };
         let taken = conversation.take_media().into_iter();
         let all = ["x", "y", "z"].map(|data| Data::Base64(data.into()));

@@ -18,7 +18,7 @@ pub struct Prompt {
 }
 
 /// Rows of a prompt that one picture, frame or sound is encoded as. Where they see each other
-/// ([`MediaRows::see_their_span`]), a step takes all of them or none.
+/// ([`MediaRows::see_their_span`], and the span is not causal), a step takes all of them or none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MediaSpan {
     /// The rows; their tokens are placeholders.
@@ -29,6 +29,8 @@ pub struct MediaSpan {
     /// Rows of what is encoded from top to bottom, and from left to right: as many as `rows` in
     /// all, row-major. Sound is one line.
     pub grid: [usize; 2],
+    /// Whether its rows see those before them alone in every target, as rows of sound do.
+    pub is_causal: bool,
     /// What the target reads in the place of the placeholders' embeddings, `[rows, H]`
     /// ([`models::encode`]); nothing if these are to be read.
     pub embeddings: Arc<[f32]>,
@@ -137,7 +139,7 @@ impl Spans {
         }
         if rule.see_their_span {
             for (row, token) in batch.rows[first..].iter_mut().zip(tokens) {
-                if let Some(span) = self.around(token) {
+                if let Some(span) = self.around(token).filter(|span| !span.is_causal) {
                     row.sees.end = span.rows.end as u32;
                 }
             }
@@ -218,16 +220,16 @@ impl Spans {
         spans.all(fits)
     }
 
-    /// Rows of the longest span; 0 without any.
+    /// Rows of the longest span whose rows may see each other; 0 without any.
     pub(crate) fn longest(&self) -> usize {
-        let lengths = self.0.iter().map(|span| span.rows.len());
-        lengths.max().unwrap_or(0)
+        let spans = self.0.iter().filter(|span| !span.is_causal);
+        spans.map(|span| span.rows.len()).max().unwrap_or(0)
     }
 
     /// The span that has rows on both sides of a cut before row `at`.
-    fn cut_by(&self, at: usize) -> Option<&Range<usize>> {
-        let mut spans = self.0.iter().map(|span| &span.rows);
-        spans.find(|rows| rows.start < at && at < rows.end)
+    fn cut_by(&self, at: usize) -> Option<&MediaSpan> {
+        let mut spans = self.0.iter();
+        spans.find(|span| span.rows.start < at && at < span.rows.end)
     }
 
     /// Whether a cut before row `at` leaves every span whole.
@@ -236,12 +238,12 @@ impl Spans {
     }
 
     /// Rows of a chunk that begins with row `first` and should have `n`: fewer, so that it ends
-    /// before a span that it would cut, or more, if that span is all it has.
+    /// before a span that it would cut, or more, if that span is all it has. Causal spans may be cut.
     pub(crate) fn whole_chunk(&self, first: usize, n: usize) -> usize {
-        match self.cut_by(first + n) {
+        match self.cut_by(first + n).filter(|span| !span.is_causal) {
             None => n,
-            Some(span) if span.start > first => span.start - first,
-            Some(span) => span.end - first,
+            Some(MediaSpan { rows, .. }) if rows.start > first => rows.start - first,
+            Some(MediaSpan { rows, .. }) => rows.end - first,
         }
     }
 }
@@ -255,6 +257,7 @@ mod tests {
             rows,
             hash: [hash; 16],
             grid,
+            is_causal: false,
             embeddings: Arc::default(),
         };
         let spans = vec![span(10..30, 1, [4, 5]), span(30..45, 2, [3, 5])];
@@ -285,6 +288,7 @@ mod tests {
     fn rows_of_a_step_get_their_embeddings_and_see_their_span() {
         let span = |rows: Range<usize>, from: f32| MediaSpan {
             grid: [1, rows.len()],
+            is_causal: false,
             embeddings: (0..2 * rows.len()).map(|i| from + i as f32).collect(),
             hash: [0; 16],
             rows,
@@ -363,10 +367,37 @@ mod tests {
     }
 
     #[test]
+    fn a_causal_span_sees_nothing_ahead_and_may_be_cut() {
+        let mut prompt = prompt();
+        prompt.spans.0[1].is_causal = true;
+        let spans = prompt.spans;
+        let mut batch = Batch {
+            rows: (0..60).map(backend::Row::text).collect(),
+            ..Batch::default()
+        };
+        let rule = MediaRows {
+            has_grid: false,
+            see_their_span: true,
+        };
+        spans.place(&mut batch, 0, 0..60, rule, &mut Vec::new());
+        let ends = |rows: Range<usize>| rows.map(|i| batch.rows[i].sees.end).collect::<Vec<_>>();
+        assert_eq!(ends(10..12), [30, 30]);
+        assert_eq!(ends(30..33), [31, 32, 33]);
+        assert_eq!(
+            (spans.whole_chunk(0, 29), spans.whole_chunk(0, 44)),
+            (10, 44)
+        );
+        // Later prompts do not begin within it all the same.
+        assert!(!spans.can_cut(44) && spans.can_cut(45));
+        assert_eq!(spans.longest(), 20);
+    }
+
+    #[test]
     #[should_panic(expected = "spans of media ascend")]
     fn spans_do_not_overlap() {
         let span = |rows: Range<usize>| MediaSpan {
             grid: [1, rows.len()],
+            is_causal: false,
             rows,
             hash: [0; 16],
             embeddings: Arc::default(),

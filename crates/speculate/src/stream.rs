@@ -519,6 +519,7 @@ mod tests {
     fn a_snapshot_cuts_no_span() {
         let span = |rows: Range<usize>| MediaSpan {
             grid: [1, rows.len()],
+            is_causal: false,
             rows,
             hash: [0; 16],
             embeddings: Arc::default(),

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 /// The architecture of files that hold a tower and nothing else.
 const TOWER: &str = "clip";
-/// The part of a configuration that describes a tower.
-const VISION: &str = "vision_config";
+/// The parts of a configuration that describe towers.
+const PARTS: [&str; 2] = ["vision_config", "audio_config"];
 
 impl Checkpoint {
     /// Whether this is a file of a vision tower alone, an `mmproj` of GGUF.
@@ -21,8 +21,8 @@ impl Checkpoint {
         self.files.get(first).map(|file| file.name.as_str())
     }
 
-    /// Adds `tower`, a file of a vision tower alone, to the model that it was made for: its tensors,
-    /// and its part of the configuration in the place of one that is there. The
+    /// Adds `tower`, a file of towers alone, to the model that it was made for: its tensors, and its
+    /// parts of the configuration in the place of those that are there. The
     /// [content hash](Checkpoint::content_hash) stays that of the model's own files.
     ///
     /// # Errors
@@ -70,7 +70,11 @@ impl Checkpoint {
             self.insert(name, tensor)?;
         }
         if let (Value::Object(own), Value::Object(mut theirs)) = (&mut self.config, tower.config) {
-            own.insert(VISION.to_owned(), theirs.remove(VISION).unwrap_or_default());
+            for part in PARTS {
+                if let Some(tower) = theirs.remove(part) {
+                    own.insert(part.to_owned(), tower);
+                }
+            }
         }
         Ok(())
     }

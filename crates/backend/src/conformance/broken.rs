@@ -3,8 +3,8 @@
 use super::*;
 use crate::{
     Activation, Attention, Batch, Chained, Delta, DeltaSpec, DeltaWeights, DeviceError, Edit,
-    Experts, Kv, KvSpec, Link, MAX_TENTATIVE, Matrix, Ops, Record, Rope, RowEdits, Sample, StepKey,
-    Store, TokenChoice, TokenGroups, TokenList, TokenMask,
+    Experts, Kv, KvSpec, Link, MAX_TENTATIVE, Matrix, NearAttention, Ops, Record, Rope, RowEdits,
+    Sample, StepKey, Store, TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -33,6 +33,7 @@ enum Fault {
     Rope,
     Append,
     Attend,
+    AttendNear,
     GatedDelta,
     /// Forgets that rows were taken back.
     Kept,
@@ -256,6 +257,17 @@ impl Ops for Broken {
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
         self.nudge(Fault::Attend, Reference.attend(q, kv, attention, batch))
     }
+    fn attend_near(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        relative: &Tensor,
+        attention: &NearAttention,
+    ) -> Tensor {
+        let y = Reference.attend_near(q, k, v, relative, attention);
+        self.nudge(Fault::AttendNear, y)
+    }
     fn gated_delta(
         &self,
         state: &mut Delta,
@@ -467,6 +479,7 @@ fn one_wrong_bit_in_any_op_fails() {
         (Rope, "rope", "rope ("),
         (Append, "attend", "attend ("),
         (Attend, "attend", "attend ("),
+        (AttendNear, "attend_near", "attend_near ("),
         (GatedDelta, "gated_delta", "gated_delta ("),
         (Kept, "gated_delta", "gated_delta ("),
         (DeltaCopy, "gated_delta", "gated_delta ("),
@@ -521,6 +534,7 @@ fn a_row_that_depends_on_its_company_fails() {
         (Rope, "rope", "rope ("),
         (Append, "attend", "attend ("),
         (Attend, "attend", "attend ("),
+        (AttendNear, "attend_near", "attend_near ("),
         (GatedDelta, "gated_delta", "gated_delta ("),
         (Kept, "gated_delta", "gated_delta ("),
         (Moe, "moe", "moe ("),

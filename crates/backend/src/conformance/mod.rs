@@ -17,6 +17,7 @@ mod edit;
 mod elementwise;
 mod matmul;
 mod moe;
+mod near;
 mod norm;
 mod record;
 mod sample;
@@ -43,6 +44,7 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("moves", elementwise::moves_equal),
     ("rope", norm::rope_equals),
     ("attend", attend::attend_equals),
+    ("attend_near", near::attend_near_equals),
     ("gated_delta", delta::gated_delta_equals),
     ("moe", moe::moe_equals),
     ("argmax", sample::argmax_equals),
@@ -62,6 +64,7 @@ pub const INVARIANCE_CASES: &[(&str, InvarianceCase)] = &[
     ("elementwise", elementwise::elementwise_rows_are_independent),
     ("rope", norm::rope_rows_are_independent),
     ("attend", attend::attend_rows_are_independent),
+    ("attend_near", near::attend_near_rows_are_independent),
     ("gated_delta", delta::gated_delta_rows_are_independent),
     ("moe", moe::moe_rows_are_independent),
     ("matmul_groups", record::groups_are_chosen_rows),

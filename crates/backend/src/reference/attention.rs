@@ -2,7 +2,7 @@
 
 use super::{KvRows, dot, tensor, values};
 use crate::math::{self, sum_tree};
-use crate::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
+use crate::{Attention, Batch, Kv, KvSpec, NearAttention, PAGE_ROWS, SPLIT_ROWS, Tensor};
 
 /// A running softmax-weighted sum.
 struct Partial {
@@ -114,4 +114,40 @@ pub(super) fn attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) 
         }
     }
     tensor(q.rows(), q.cols(), out)
+}
+
+/// [`crate::Ops::attend_near`].
+pub(super) fn attend_near(
+    [q, k, v]: [&Tensor; 3],
+    relative: &Tensor,
+    attention: &NearAttention,
+) -> Tensor {
+    attention.check(q, k, v, relative);
+    let (n, cols) = (q.rows(), q.cols());
+    let e = cols / attention.heads;
+    let mut out = vec![0.0f32; n * cols];
+    for (row, head) in (0..n).flat_map(|r| (0..attention.heads).map(move |h| (r, h))) {
+        let of = |x: &Tensor, row: usize| values(x)[row * cols + head * e..][..e].to_vec();
+        let (q, seen) = (of(q, row), attention.visible(row));
+        let score = |key: usize| {
+            let (k, r) = (of(k, key), of(relative, row - key));
+            let mut lanes = [0.0f32; 16];
+            for (i, q) in q.iter().enumerate() {
+                lanes[i % 16] = q.mul_add(k[i] + r[i], lanes[i % 16]);
+            }
+            attention.cap * math::tanh(sum_tree(lanes) / attention.cap)
+        };
+        let scores: Vec<f32> = seen.clone().map(score).collect();
+        let larger = |a: f32, &b: &f32| if b > a { b } else { a };
+        let max = scores.iter().fold(f32::NEG_INFINITY, larger);
+        let (mut sum, o) = (0.0, &mut out[row * cols + head * e..][..e]);
+        for (s, key) in scores.iter().zip(seen) {
+            let p = math::exp(s - max);
+            sum += p;
+            let v = of(v, key);
+            o.iter_mut().zip(v).for_each(|(o, v)| *o = p.mul_add(v, *o));
+        }
+        o.iter_mut().for_each(|o| *o /= sum);
+    }
+    tensor(n, cols, out)
 }

@@ -183,6 +183,15 @@ pub(crate) struct RunArgs {
         help_heading = "Text"
     )]
     pub(crate) video: Vec<PathBuf>,
+    /// Let the model hear this sound (WAV, FLAC, MP3 or Ogg Vorbis) before the prompt, after pictures and
+    /// videos; may be given several times
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "raw",
+        help_heading = "Text"
+    )]
+    pub(crate) audio: Vec<PathBuf>,
     /// Continue the prompt as it is, without the chat template
     #[arg(long, conflicts_with_all = ["system", "chat_template_kwargs", "allow_special_tokens"], help_heading = "Text")]
     pub(crate) raw: bool,

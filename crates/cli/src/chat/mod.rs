@@ -35,6 +35,7 @@ const HELP: &str = "\
 /drop N          forget the N oldest questions and their answers
 /image FILE      show a picture before the next question
 /video FILE      show a video before the next question
+/audio FILE      let the model hear a sound before the next question
 /retry           forget the last answer and write another, with the next seed
 /set NAME VALUE  change a sampling option, such as temperature; /set lists them
 /draft WORD      auto, off, or the most tokens to draft
@@ -179,6 +180,10 @@ impl Chat<'_> {
             "video" => {
                 let file = file_of("video", rest, "kite.gif")?;
                 self.show_next(file, media::video(self.engine, Path::new(file))?);
+            }
+            "audio" => {
+                let file = file_of("audio", rest, "kite.wav")?;
+                self.show_next(file, media::sound(self.engine, Path::new(file))?);
             }
             "retry" => self.retry()?,
             "set" => {

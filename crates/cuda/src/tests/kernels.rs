@@ -117,6 +117,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("choose_cut", 64, 3800),
     ("choose_noise", 40, 2700),
     ("choose_best", 40, 1300),
+    ("attend_near", 48, 700),
     ("attention_decode_pages", 168, 2900),
     ("attention_decode", 232, 5500),
     ("attention_pipelined", 200, 7400),

@@ -2,7 +2,7 @@
 
 use super::{PRODUCT, SUM, close, fp8, gpu, gpu_with, noise};
 use crate::Cuda;
-use backend::{Backend, Record, Reference, Store};
+use backend::{Backend, NearAttention, Record, Reference, Store};
 use quant::Scalar;
 
 #[test]
@@ -189,6 +189,29 @@ fn gpu_norms_are_close_to_the_reference() {
             b.layer_norm(&b.upload(4, cols, &x), &weight, &bias, 1e-6)
         };
         close("layer_norm", &cuda, &y(&cuda), &y(&Reference), SUM);
+    }
+    cuda.finish().unwrap();
+}
+
+#[test]
+fn gpu_attention_to_near_rows_is_close_to_the_reference() {
+    let Some(cuda) = gpu() else { return };
+    for (heads, head_dim, window, n) in [
+        (1, 5, 1, 3),
+        (2, 16, 3, 9),
+        (8, 128, 12, 40),
+        (3, 80, 32, 70),
+    ] {
+        let (cols, cap) = (heads * head_dim, 50.0);
+        let attention = NearAttention { heads, window, cap };
+        let [q, k, v] = [6, 7, 8].map(|seed| noise(seed, n * cols));
+        let relative = noise(9, window * cols);
+        let y = |b: &dyn Backend| {
+            let [q, k, v] = [&q, &k, &v].map(|x| b.upload(n, cols, x));
+            let relative = b.upload(window, cols, &relative);
+            b.attend_near(&q, &k, &v, &relative, &attention)
+        };
+        close("attend_near", &cuda, &y(&cuda), &y(&Reference), SUM);
     }
     cuda.finish().unwrap();
 }

@@ -1,4 +1,4 @@
-//! What a request shows: pictures and clips, decoded and resized for the model, and where they stand in
+//! What a request shows: pictures, clips and sounds, decoded and resized for the model, and where they stand in
 //! a prompt.
 
 use models::Frames;
@@ -14,6 +14,8 @@ pub enum MediaKind {
     Picture,
     /// A clip of frames.
     Video,
+    /// A sound.
+    Sound,
 }
 
 impl std::fmt::Display for MediaKind {
@@ -21,11 +23,12 @@ impl std::fmt::Display for MediaKind {
         f.write_str(match self {
             MediaKind::Picture => "picture",
             MediaKind::Video => "video",
+            MediaKind::Sound => "sound",
         })
     }
 }
 
-/// A picture or a clip that has been decoded and resized for the model.
+/// A picture, a clip or a sound that has been decoded for the model.
 #[derive(Clone, Debug)]
 pub struct MediaItem {
     pub(super) kind: MediaKind,
@@ -55,7 +58,7 @@ impl MediaItem {
     }
 }
 
-/// What a tower makes one span of: a picture, or frames of a clip.
+/// What a tower makes one span of: a picture, frames of a clip, or a sound.
 #[derive(Clone)]
 pub(super) struct MediaPart {
     /// What a prompt says before the span.
@@ -89,21 +92,16 @@ pub(super) enum Input {
         /// Red, green and blue of each pixel, `[frames, height, width, 3]`.
         rgb: Arc<[u8]>,
     },
+    /// Samples of one channel.
+    Samples(Arc<[f32]>),
 }
 
-impl Input {
-    /// The frames that a vision tower reads.
-    pub(super) fn frames(&self) -> Frames<'_> {
-        let Input::Pixels { height, width, rgb } = self;
-        Frames {
-            height: *height,
-            width: *width,
-            rgb,
-        }
-    }
+/// The frames of `rgb`.
+pub(super) fn frames(height: usize, width: usize, rgb: &[u8]) -> Frames<'_> {
+    Frames { height, width, rgb }
 }
 
-/// A picture or a part of a clip in a prompt.
+/// A picture, a part of a clip or a sound in a prompt.
 #[derive(Clone, Debug)]
 pub struct PlacedMedia {
     pub(super) kind: MediaKind,
@@ -136,6 +134,7 @@ impl PlacedMedia {
             rows: self.rows.clone(),
             hash: self.part.hash,
             grid: self.part.grid,
+            is_causal: self.kind == MediaKind::Sound,
             embeddings: self.embeddings.clone(),
         }
     }
@@ -150,6 +149,9 @@ pub struct MediaRowCounts {
     /// Tokens of clips.
     #[serde(rename = "video_tokens")]
     pub videos: usize,
+    /// Tokens of sounds.
+    #[serde(rename = "audio_tokens")]
+    pub sounds: usize,
 }
 
 impl MediaRowCounts {
@@ -160,6 +162,7 @@ impl MediaRowCounts {
             *match placed.kind {
                 MediaKind::Picture => &mut counts.pictures,
                 MediaKind::Video => &mut counts.videos,
+                MediaKind::Sound => &mut counts.sounds,
             } += placed.rows.len();
         }
         counts

@@ -1,26 +1,26 @@
-//! What the engine's thread looks at media with.
+//! What the engine's thread sees and hears with.
 
 use super::cache::Embeddings;
-use super::{PlacedMedia, Vision};
+use super::item::{Input, frames};
+use super::{PlacedMedia, Senses};
 use crate::request::Request;
-use models::encode;
-use std::sync::Arc;
+use models::{encode, encode_sound};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Bytes of embeddings that are kept for later questions about what they are of.
 const CACHE_BYTES: usize = 256 << 20;
 
-/// A tower, and what it has made.
+/// Towers, and what they have made.
 pub(crate) struct Looking {
-    vision: Arc<Vision>,
+    senses: Senses,
     embeddings: Embeddings,
 }
 
 impl Looking {
-    pub(crate) fn new(vision: Arc<Vision>) -> Self {
+    pub(crate) fn new(senses: Senses) -> Self {
         Looking {
-            vision,
+            senses,
             embeddings: Embeddings::new(CACHE_BYTES),
         }
     }
@@ -47,18 +47,33 @@ impl Looking {
                 counts.known.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            let (tower, b) = self.vision.tower();
             let start = Instant::now();
-            let encoded = encode(tower, b, &placed.part.input.frames());
+            let encoded = self.encode(&placed.part.input);
             let micros = start.elapsed().as_micros() as u64;
             counts.tower_micros.fetch_add(micros, Ordering::Relaxed);
-            let (_, rows) = encoded.map_err(|error| error.to_string())?;
-            placed.embeddings = rows.into();
+            placed.embeddings = encoded?.into();
             self.embeddings.put(hash, placed.embeddings.clone());
             counts.encoded.fetch_add(1, Ordering::Relaxed);
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// What a tower makes of `input`, which was decoded for it.
+    fn encode(&self, input: &Input) -> Result<Vec<f32>, String> {
+        const HAS: &str = "media are decoded by the tower's own model";
+        match input {
+            Input::Pixels { height, width, rgb } => {
+                let (tower, b) = self.senses.vision.as_ref().expect(HAS).tower();
+                let made = encode(tower, b, &frames(*height, *width, rgb));
+                made.map(|(_, rows)| rows)
+                    .map_err(|error| error.to_string())
+            }
+            Input::Samples(samples) => {
+                let (tower, b) = self.senses.hearing.as_ref().expect(HAS).tower();
+                encode_sound(tower, b, samples).map_err(|error| error.to_string())
+            }
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! How media come into a prompt.
 //!
-//! A chat template writes one placeholder for a picture or a clip. It becomes as many as there are
+//! A chat template writes one placeholder for a picture, a clip or a sound. It becomes as many as there are
 //! rows, between the tokens that begin and end a span. A clip is several spans, each after its time.
 
 use super::{MediaItem, MediaKind, PlacedMedia};
-use models::MediaTokens;
 use std::sync::Arc;
 use text::{Specials, TextError, Tokenizer};
 
@@ -21,11 +20,11 @@ pub enum WrongPlaces {
         kind: MediaKind,
         /// Placeholders in the prompt.
         places: usize,
-        /// Pictures or clips that come with it.
+        /// Pictures, clips or sounds that come with it.
         items: usize,
     },
     /// Another kind of media has its place there.
-    #[error("the prompt has a place for a {kind} where {found} comes: the chat template has another order", found = match found { MediaKind::Picture => "a picture", MediaKind::Video => "a video" })]
+    #[error("the prompt has a place for a {kind} where {found} comes: the chat template has another order", found = match found { MediaKind::Picture => "a picture", MediaKind::Video => "a video", MediaKind::Sound => "a sound" })]
     Order {
         /// What has its place there.
         kind: MediaKind,
@@ -37,25 +36,28 @@ pub enum WrongPlaces {
     Text(#[from] TextError),
 }
 
-/// The token that stands for a row of `kind`.
-fn row_token(tokens: MediaTokens, kind: MediaKind) -> u32 {
-    match kind {
-        MediaKind::Picture => tokens.picture,
-        MediaKind::Video => tokens.video,
-    }
+/// The tokens of a prompt that stand for a kind of media.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KindTokens {
+    pub(super) kind: MediaKind,
+    /// Before a span.
+    pub(super) begin: u32,
+    /// After a span.
+    pub(super) end: u32,
+    /// A row.
+    pub(super) row: u32,
 }
 
-/// Gives each of `items` its place in `prompt`, in order, by a tower's `tokens`.
+/// Gives each of `items` its place in `prompt`, in order, by the `tokens` of towers.
 pub(super) fn expand(
     prompt: Vec<u32>,
     items: Vec<MediaItem>,
-    tokens: MediaTokens,
+    tokens: &[KindTokens],
     tokenizer: &Tokenizer,
 ) -> Result<(Vec<u32>, Vec<PlacedMedia>), WrongPlaces> {
-    let kinds = [MediaKind::Picture, MediaKind::Video];
-    for kind in kinds {
-        let token = row_token(tokens, kind);
-        let places = prompt.iter().filter(|&&t| t == token).count();
+    for kind in [MediaKind::Picture, MediaKind::Video, MediaKind::Sound] {
+        let row = tokens.iter().find(|of| of.kind == kind).map(|of| of.row);
+        let places = prompt.iter().filter(|&&t| Some(t) == row).count();
         let items = items.iter().filter(|item| item.kind == kind).count();
         if places != items {
             return Err(WrongPlaces::Count {
@@ -72,11 +74,11 @@ pub(super) fn expand(
     let mut out = Vec::with_capacity(prompt.len() + all);
     let (mut placed, mut items) = (Vec::new(), items.into_iter());
     for (i, &token) in prompt.iter().enumerate() {
-        let kind = kinds.into_iter().find(|&k| row_token(tokens, k) == token);
-        let Some(kind) = kind else {
+        let Some(tokens) = tokens.iter().find(|of| of.row == token) else {
             out.push(token);
             continue;
         };
+        let kind = tokens.kind;
         let item = items.next().expect("as many items as places");
         if item.kind != kind {
             let found = item.kind;
@@ -130,12 +132,20 @@ mod tests {
     use super::*;
     use std::ops::Range;
 
-    const TOKENS: MediaTokens = MediaTokens {
-        begin: 90,
-        end: 91,
-        picture: 99,
-        video: 98,
-    };
+    const fn tokens(kind: MediaKind, begin: u32, end: u32, row: u32) -> KindTokens {
+        KindTokens {
+            kind,
+            begin,
+            end,
+            row,
+        }
+    }
+
+    const TOKENS: &[KindTokens] = &[
+        tokens(MediaKind::Picture, 90, 91, 99),
+        tokens(MediaKind::Video, 90, 91, 98),
+        tokens(MediaKind::Sound, 80, 81, 89),
+    ];
 
     fn tokenizer(model: &str) -> Tokenizer {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/");
@@ -213,7 +223,7 @@ mod tests {
             [MediaKind::Video, MediaKind::Video, MediaKind::Picture]
         );
         for placed in &placed {
-            let token = row_token(TOKENS, placed.kind);
+            let token = TOKENS.iter().find(|of| of.kind == placed.kind).unwrap().row;
             assert!(tokens[placed.rows()].iter().all(|&t| t == token));
         }
         // What a template writes around a clip stays, as in the public processors.
@@ -224,6 +234,21 @@ mod tests {
         assert_eq!(ends, 4, "{tokens:?}");
         let error = expand(vec![99, 98], items(), TOKENS, &tokenizer).unwrap_err();
         assert!(matches!(error, WrongPlaces::Order { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_sound_stands_between_tokens_of_its_own() {
+        let tokenizer = tokenizer("tiny-gemma4");
+        let items = || vec![item(MediaKind::Sound, &[("", [1, 3])]), picture([1, 2])];
+        let (tokens, placed) = expand(vec![5, 89, 99], items(), TOKENS, &tokenizer).unwrap();
+        assert_eq!(tokens, [5, 80, 89, 89, 89, 81, 90, 99, 99, 91]);
+        assert_eq!(rows(&placed), [2..5, 7..9]);
+        assert!(placed[0].span().is_causal && !placed[1].span().is_causal);
+        let error = expand(vec![99, 89], items(), TOKENS, &tokenizer).unwrap_err();
+        assert!(error.to_string().contains("a sound comes"), "{error}");
+        // A model that only sees has no place for it.
+        let error = expand(vec![5, 99], items(), &TOKENS[..2], &tokenizer).unwrap_err();
+        assert!(error.to_string().contains("stands for a sound"), "{error}");
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! Whether a model that is being loaded takes pictures and clips, and with which tower.
+//! Whether a model that is being loaded takes pictures, clips and sounds, and with which towers.
 
 use super::vision::span_rows;
-use super::{OwnFile, Vision};
+use super::{Hearing, OwnFile, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::source::Source;
 use backend::Backend;
-use models::{Tower, TowerPlan};
+use models::{SoundOutline, SoundTower, Tower, TowerPlan};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 use text::Text;
@@ -14,13 +15,25 @@ use weights::Checkpoint;
 /// Bytes of a configuration of how pictures or frames are resized, at most; it has a few hundred.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// The tower of a model that is being loaded.
+/// The towers of a model that is being loaded.
 pub(crate) struct Sight {
     /// What the configuration says of the tower, or why no pictures are taken.
     plan: Result<TowerPlan, String>,
     tower: Option<Box<dyn Tower>>,
     /// The tower's own file.
     file: OwnFile,
+    /// What the configuration says of the sound tower, or why no sounds are taken.
+    heard: Result<SoundPlan, String>,
+    ear: Option<Box<dyn SoundTower>>,
+}
+
+/// What is known of a sound tower before it is loaded.
+struct SoundPlan {
+    outline: SoundOutline,
+    /// The configuration of the public feature extractor, or null.
+    extractor: Value,
+    /// Rows that a sound becomes, at most.
+    rows_max: usize,
 }
 
 impl Sight {
@@ -59,10 +72,21 @@ impl Sight {
                 ..plan
             }
         });
+        let heard = match options.pictures {
+            false => Err("pictures and sounds are turned off".to_owned()),
+            true => models::sound_outline(checkpoint).map_err(|error| error.to_string()),
+        };
+        let heard = heard.map(|outline| SoundPlan {
+            extractor: folder.and_then(extractor).unwrap_or_default(),
+            rows_max: outline.rows_max().min(context / 2),
+            outline,
+        });
         Sight {
             plan,
             tower: None,
             file,
+            heard,
+            ear: None,
         }
     }
 
@@ -71,16 +95,27 @@ impl Sight {
         self.plan.as_ref().map_or(0, span_rows)
     }
 
-    /// Bytes that the tower takes beside its weights while it looks.
+    /// Bytes that a tower takes beside its weights while it works: one at a time does.
     pub(crate) fn step_bytes(&self) -> u64 {
         let bytes = |plan: &TowerPlan| plan.outline.step_bytes(span_rows(plan));
-        self.plan.as_ref().map_or(0, bytes)
+        let seen = self.plan.as_ref().map_or(0, bytes);
+        let bytes = |plan: &SoundPlan| plan.outline.step_bytes(plan.rows_max);
+        seen.max(self.heard.as_ref().map_or(0, bytes))
     }
 
-    /// Brings the weights of the tower to device `b`, in the place of those that are there. A tower
+    /// Brings the weights of the towers to device `b`, in the place of those that are there. A tower
     /// that cannot be had does not keep a model from writing.
-    pub(crate) fn load_tower(&mut self, b: &dyn Backend, checkpoint: &Checkpoint) {
-        self.tower = None;
+    pub(crate) fn load_towers(&mut self, b: &dyn Backend, checkpoint: &Checkpoint) {
+        (self.tower, self.ear) = (None, None);
+        if let Ok(plan) = &self.heard {
+            match models::load_sound_tower(b, checkpoint, &plan.extractor) {
+                Ok(tower) => self.ear = Some(tower),
+                Err(error) => {
+                    tracing::warn!(%error, "the model takes no sounds");
+                    self.heard = Err(error.to_string());
+                }
+            }
+        }
         if self.plan.is_err() {
             return;
         }
@@ -98,24 +133,52 @@ impl Sight {
     /// # Errors
     ///
     /// Why it takes none.
-    pub(crate) fn vision(self, b: &Arc<dyn Backend>, text: &Text) -> Result<Arc<Vision>, String> {
-        let plan = self.plan?;
-        let tower = self.tower.expect("a tower that is planned was loaded");
-        Vision::new(tower, b.clone(), plan, &text.tokenizer, self.file).map(Arc::new)
+    pub(crate) fn vision(
+        &mut self,
+        b: &Arc<dyn Backend>,
+        text: &Text,
+    ) -> Result<Arc<Vision>, String> {
+        let plan = self.plan.clone()?;
+        let tower = self.tower.take();
+        let file = std::mem::take(&mut self.file);
+        let tower = tower.expect("a tower that is planned was loaded");
+        Vision::new(tower, b.clone(), plan, &text.tokenizer, file).map(Arc::new)
     }
+
+    /// What the model hears with on device `b`.
+    ///
+    /// # Errors
+    ///
+    /// Why it takes no sounds.
+    pub(crate) fn hearing(self, b: &Arc<dyn Backend>, text: &Text) -> Result<Arc<Hearing>, String> {
+        let plan = self.heard?;
+        let tower = self.ear.expect("a tower that is planned was loaded");
+        Hearing::new(tower, b.clone(), plan.rows_max, &text.tokenizer).map(Arc::new)
+    }
+}
+
+/// The configuration of the public extractor of features of sound: where both are in one file, its part.
+fn extractor(folder: &Path) -> Option<Value> {
+    joint(folder, "feature_extractor").or_else(|| read(folder, "preprocessor_config.json"))
 }
 
 /// How the checkpoint in `folder` has pictures or frames resized: a file called `name`, or `part` of the
 /// one file that newer checkpoints have for all that is read.
-fn config(folder: &Path, name: &str, part: &str) -> Option<serde_json::Value> {
-    let read = |name: &str| -> Option<serde_json::Value> {
-        let path = folder.join(name);
-        let meta = std::fs::metadata(&path).ok()?;
-        let is_small = meta.is_file() && meta.len() <= CONFIG_BYTES_MAX;
-        let text = is_small.then(|| std::fs::read(&path).ok()).flatten()?;
-        serde_json::from_slice(&text).ok()
-    };
-    let joint =
-        || Some(read("processor_config.json")?[part].take()).filter(|part| part.is_object());
-    read(name).or_else(joint)
+fn config(folder: &Path, name: &str, part: &str) -> Option<Value> {
+    read(folder, name).or_else(|| joint(folder, part))
+}
+
+/// `part` of the one file that newer checkpoints in `folder` have for all that is read.
+fn joint(folder: &Path, part: &str) -> Option<Value> {
+    let part = read(folder, "processor_config.json")?[part].take();
+    Some(part).filter(Value::is_object)
+}
+
+/// The configuration `name` in `folder`.
+fn read(folder: &Path, name: &str) -> Option<Value> {
+    let path = folder.join(name);
+    let meta = std::fs::metadata(&path).ok()?;
+    let is_small = meta.is_file() && meta.len() <= CONFIG_BYTES_MAX;
+    let text = is_small.then(|| std::fs::read(&path).ok()).flatten()?;
+    serde_json::from_slice(&text).ok()
 }

@@ -1,8 +1,8 @@
 //! What a model sees with: files become what its vision tower reads.
 
-use super::item::{Input, MediaItem, MediaKind, MediaPart, PlacedMedia};
+use super::item::{Input, MediaItem, MediaKind, MediaPart, PlacedMedia, frames};
 use super::own_file::OwnFile;
-use super::place::{WrongPlaces, expand};
+use super::place::{KindTokens, WrongPlaces, expand};
 use backend::Backend;
 use media::{Clip, ClipRule, Frame, Limits, VideoTools};
 use models::{Frames, MediaTokens, SizeRule, Tower, TowerPlan, VideoRule};
@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use text::Tokenizer;
 
-/// Why a file is no picture or clip for the model.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a file is no picture, clip or sound for the model.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The file cannot be decoded.
@@ -20,6 +20,17 @@ pub enum OpenError {
     /// The picture has a size that the model cannot look at.
     #[error(transparent)]
     Size(#[from] models::MediaError),
+    /// The sound is too short or too long.
+    #[error(transparent)]
+    Sound(#[from] models::SoundError),
+    /// The sound would fill the context.
+    #[error("becomes {rows} tokens, and half of the context has room for {most}")]
+    Rows {
+        /// Rows of a prompt that it would become.
+        rows: usize,
+        /// Rows, at most.
+        most: usize,
+    },
 }
 
 /// A clip that nobody has decoded yet.
@@ -142,6 +153,23 @@ impl Vision {
         (&*self.tower, &*self.b)
     }
 
+    /// The tokens that stand for pictures and for clips.
+    pub(super) fn kinds(&self) -> [KindTokens; 2] {
+        let MediaTokens {
+            begin,
+            end,
+            picture,
+            video,
+        } = self.tokens;
+        let of = |kind, row| KindTokens {
+            kind,
+            begin,
+            end,
+            row,
+        };
+        [of(MediaKind::Picture, picture), of(MediaKind::Video, video)]
+    }
+
     /// What is known of it.
     pub fn info(&self) -> VisionInfo {
         let outline = self.plan.outline;
@@ -252,19 +280,17 @@ impl Vision {
     }
 
     /// The span that frames of a size for the model become.
-    fn part(&self, label: String, frames: &[Frame]) -> Result<MediaPart, OpenError> {
-        let all: Vec<&[u8]> = frames.iter().map(Frame::rgb).collect();
-        let input = Input::Pixels {
-            height: frames[0].height(),
-            width: frames[0].width(),
-            rgb: all.concat().into(),
-        };
-        let grid = self.tower.grid(&input.frames())?;
+    fn part(&self, label: String, shown: &[Frame]) -> Result<MediaPart, OpenError> {
+        let all: Vec<&[u8]> = shown.iter().map(Frame::rgb).collect();
+        let (height, width) = (shown[0].height(), shown[0].width());
+        let rgb: Arc<[u8]> = all.concat().into();
+        let read = frames(height, width, &rgb);
+        let grid = self.tower.grid(&read)?;
         Ok(MediaPart {
             label,
             grid: [grid.height, grid.width],
-            hash: self.hash(&input.frames()),
-            input,
+            hash: self.hash(&read),
+            input: Input::Pixels { height, width, rgb },
         })
     }
 
@@ -308,7 +334,7 @@ impl Vision {
         items: Vec<MediaItem>,
         tokenizer: &Tokenizer,
     ) -> Result<(Vec<u32>, Vec<PlacedMedia>), WrongPlaces> {
-        expand(prompt, items, self.tokens, tokenizer)
+        expand(prompt, items, &self.kinds(), tokenizer)
     }
 }
 

@@ -51,7 +51,7 @@ impl Scheduler {
                 Ok(false) => {}
                 Ok(true) => return,
                 Err(error) => {
-                    tracing::error!(error, "a picture or a clip was not encoded");
+                    tracing::error!(error, "a picture, a clip or a sound was not encoded");
                     if let (_, Waiting::New(mut job)) = self.waiting.take(index) {
                         self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
                         self.counters.failed.fetch_add(1, Ordering::Relaxed);

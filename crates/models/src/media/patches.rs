@@ -161,11 +161,15 @@ impl Patches {
 
 /// `stored` with its column `order(i)` as column `i`, exactly.
 pub(crate) fn in_order(stored: &Stored<'_>, order: impl Fn(usize) -> usize) -> Owned {
-    let cols = stored.cols;
+    picked(stored, stored.cols, order)
+}
+
+/// `cols` columns of `stored`, with its column `pick(i)` as column `i`, exactly.
+pub(crate) fn picked(stored: &Stored<'_>, cols: usize, pick: impl Fn(usize) -> usize) -> Owned {
     let values = stored.to_f32();
-    let rows = values.chunks_exact(cols);
+    let rows = values.chunks_exact(stored.cols);
     let moved: Vec<f32> = rows
-        .flat_map(|row| (0..cols).map(|i| row[order(i)]))
+        .flat_map(|row| (0..cols).map(|i| row[pick(i)]))
         .collect();
     let plain = [&quant::F16, &quant::BF16];
     let format = plain.into_iter().find(|f| f.name == stored.format.name);

@@ -51,7 +51,11 @@ pub(crate) async fn props(
         "total_slots": info.sequences,
         "model_alias": app.model(),
         "model_path": info.name,
-        "modalities": {"vision": info.vision.is_some(), "audio": false, "video": false},
+        "modalities": {
+            "vision": info.vision.is_some(),
+            "audio": info.hearing.is_some(),
+            "video": false,
+        },
         "media_marker": MARKER,
         "endpoint_slots": true,
         "endpoint_props": false,

@@ -1,33 +1,37 @@
-//! Media in requests: what clients send in the place of a picture or a video, and how it comes into a
-//! prompt.
+//! Media in requests: what clients send in the place of a picture, a video or a sound, and how it comes
+//! into a prompt.
 //!
 //! ```text
-//! dialect ─→ Media (as sent) ─→ bytes of files ─→ decode and resize ─→ Vision::place ─→ engine
+//! dialect ─→ Media (as sent) ─→ bytes of files ─→ decode and resize ─→ Senses::place ─→ engine
 //!  a connection's thread                           a worker's thread
 //! ```
 //!
 //! Where the bytes of files come from is told by [`crate::sources`].
 
 mod picture;
+mod sound;
 mod video;
 
-use engine::{MediaItem, MediaLimits, PlacedMedia, Vision};
+use engine::{MediaItem, MediaLimits, ModelInfo, PlacedMedia, Senses, SoundLimits};
 use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
 use crate::limits::{
-    MEDIA_BYTES_MAX, MEDIA_PIXELS_MAX, PICTURES_MAX, VIDEO_SECONDS_MAX, VIDEO_TIME, VIDEOS_MAX,
+    MEDIA_BYTES_MAX, MEDIA_PIXELS_MAX, PICTURES_MAX, SOUNDS_MAX, VIDEO_SECONDS_MAX, VIDEO_TIME,
+    VIDEOS_MAX,
 };
 use crate::sources::{Data, MediaSources, Place};
 
 pub(crate) use picture::{Image, read_list, read_source};
+pub(crate) use sound::Audio;
 pub(crate) use video::{Video, defaults};
 
-/// A picture or a video, as a request has it.
+/// A picture, a video or a sound, as a request has it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Media {
     Picture(Image),
     Video(Video),
+    Sound(Audio),
 }
 
 impl Media {
@@ -36,6 +40,7 @@ impl Media {
         match self {
             Media::Picture(image) => &image.path,
             Media::Video(video) => &video.path,
+            Media::Sound(audio) => &audio.path,
         }
     }
 
@@ -44,6 +49,7 @@ impl Media {
         match self {
             Media::Picture(image) => Media::Picture(image.take()),
             Media::Video(video) => Media::Video(video.take()),
+            Media::Sound(audio) => Media::Sound(audio.take()),
         }
     }
 
@@ -52,6 +58,7 @@ impl Media {
         match self {
             Media::Picture(image) => std::slice::from_ref(&image.data),
             Media::Video(video) => video.files(),
+            Media::Sound(audio) => std::slice::from_ref(&audio.data),
         }
     }
 
@@ -60,6 +67,7 @@ impl Media {
         match self {
             Media::Picture(image) => std::slice::from_mut(&mut image.data),
             Media::Video(video) => video.files_mut(),
+            Media::Sound(audio) => std::slice::from_mut(&mut audio.data),
         }
     }
 
@@ -68,6 +76,7 @@ impl Media {
         match self {
             Media::Picture(_) => "picture",
             Media::Video(_) => "video",
+            Media::Sound(_) => "sound",
         }
     }
 
@@ -76,6 +85,7 @@ impl Media {
         match self {
             Media::Picture(_) => "image",
             Media::Video(_) => "video",
+            Media::Sound(_) => "audio",
         }
     }
 }
@@ -98,9 +108,9 @@ impl From<Vec<u32>> for Encoded {
     }
 }
 
-/// Whether a part of this type shows something, in OpenAI's requests.
+/// Whether a part of this type is no text but media, in OpenAI's requests.
 pub(crate) fn is_media(kind: &str) -> bool {
-    picture::is_picture(kind) || video::is_video(kind)
+    picture::is_picture(kind) || video::is_video(kind) || sound::is_sound(kind)
 }
 
 /// The media in the part at `path` of a message, in OpenAI's form.
@@ -111,6 +121,7 @@ pub(crate) fn is_media(kind: &str) -> bool {
 pub(crate) fn read(path: &str, part: &Map<String, Value>) -> Result<Media, ApiError> {
     match part.get("type").and_then(Value::as_str) {
         Some(kind) if video::is_video(kind) => video::read(path, part).map(Media::Video),
+        Some(kind) if sound::is_sound(kind) => sound::read(path, part).map(Media::Sound),
         _ => picture::read(path, part).map(Media::Picture),
     }
 }
@@ -127,21 +138,33 @@ pub(crate) fn check(
 ) -> Result<&'static [&'static str], ApiError> {
     match part.get("type").and_then(Value::as_str) {
         Some(kind) if video::is_video(kind) => video::check(path, part),
+        Some(kind) if sound::is_sound(kind) => sound::check(path, part),
         _ => picture::check(path, part),
     }
 }
 
-/// Refuses `media` where the model takes none, for `reason`, and where they are too many.
+/// Refuses `media` where the model of `info` takes none of their kind, and where they are too many.
 ///
 /// # Errors
 ///
 /// 400 that names the first one, or the first that is one too many.
-pub(crate) fn admit(media: &[Media], takes: bool, reason: &str) -> Result<(), ApiError> {
-    if let Some(first) = media.first().filter(|_| !takes) {
+pub(crate) fn admit(media: &[Media], info: &ModelInfo) -> Result<(), ApiError> {
+    let refused = media.iter().find_map(|media| {
+        let (takes, reason) = match media {
+            Media::Sound(_) => (info.hearing.is_some(), &info.hearing_reason),
+            Media::Picture(_) | Media::Video(_) => (info.vision.is_some(), &info.vision_reason),
+        };
+        (!takes).then_some((media, reason))
+    });
+    if let Some((first, reason)) = refused {
         let message = format!("is a {}, and this model takes none: {reason}", first.word());
         return Err(ApiError::field(first.path(), message));
     }
-    for (word, most) in [("picture", PICTURES_MAX), ("video", VIDEOS_MAX)] {
+    for (word, most) in [
+        ("picture", PICTURES_MAX),
+        ("video", VIDEOS_MAX),
+        ("sound", SOUNDS_MAX),
+    ] {
         let mut of_kind = media.iter().filter(|media| media.word() == word);
         if let Some(extra) = of_kind.nth(most) {
             let message = format!("is one {word} too many: a request has {most} at most");
@@ -187,15 +210,16 @@ pub(crate) async fn bring(
     Ok((media, place))
 }
 
-/// Decodes `media` and resizes them for the model. Takes milliseconds to seconds.
+/// Decodes `media` for a model with these `senses`, which takes them. Takes milliseconds to seconds.
 ///
 /// # Errors
 ///
 /// 400 that names the first that is broken, too large, or none.
 pub(crate) fn decode(
-    vision: &Vision,
+    senses: &Senses,
     media: impl Iterator<Item = Media>,
 ) -> Result<Vec<MediaItem>, ApiError> {
+    const SENSE: &str = "media are refused that the model does not take";
     let pictures = MediaLimits {
         bytes: MEDIA_BYTES_MAX,
         pixels: MEDIA_PIXELS_MAX,
@@ -207,16 +231,26 @@ pub(crate) fn decode(
         time: VIDEO_TIME,
         ..pictures.clone()
     };
+    let sounds = SoundLimits {
+        bytes: MEDIA_BYTES_MAX,
+        ..SoundLimits::default()
+    };
+    let vision = || senses.vision.as_ref().expect(SENSE);
     let decode = |media| {
         let (path, opened) = match media {
             Media::Picture(Image { path, data, rows }) => {
                 let file = file_of(&path, data)?;
-                (path, vision.open(file, rows, &pictures))
+                (path, vision().open(file, rows, &pictures))
             }
             Media::Video(video) => {
                 let (path, options) = (video.path.clone(), video.options);
                 let source = video.source()?;
-                (path, vision.open_clip(source, options, &videos))
+                (path, vision().open_clip(source, options, &videos))
+            }
+            Media::Sound(Audio { path, data }) => {
+                let file = file_of(&path, data)?;
+                let hearing = senses.hearing.as_ref().expect(SENSE);
+                (path, hearing.open(file, &sounds))
             }
         };
         opened.map_err(|error| ApiError::field(path, error.to_string()))

@@ -182,6 +182,9 @@ fn capabilities(loaded: Option<&Loaded>) -> Vec<&'static str> {
     if loaded.engine.vision().is_some() {
         all.push("vision");
     }
+    if loaded.engine.hearing().is_some() {
+        all.push("audio");
+    }
     if can_reason(loaded) {
         all.push("thinking");
     }

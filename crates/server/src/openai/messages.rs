@@ -306,7 +306,7 @@ pub(super) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiErr
         return Err(ApiError::unsupported(
             at(""),
             &format!(
-                " (it is of type `{}`, and only text, pictures and video are read)",
+                " (it is of type `{}`, and only text, pictures, video and sounds are read)",
                 excerpt(kind)
             ),
         ));

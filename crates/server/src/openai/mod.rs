@@ -364,6 +364,9 @@ struct PromptDetails {
     /// Absent of a prompt without video.
     #[serde(skip_serializing_if = "Option::is_none")]
     video_tokens: Option<usize>,
+    /// Absent of a prompt without sounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audio_tokens: Option<usize>,
 }
 
 /// Which of the tokens written are not the answer's.
@@ -401,6 +404,7 @@ impl Usage {
                 cached_tokens,
                 image_tokens: some(media_tokens.pictures),
                 video_tokens: some(media_tokens.videos),
+                audio_tokens: some(media_tokens.sounds),
             }),
             completion_tokens_details: (reasoning_tokens > 0)
                 .then_some(TokenDetails { reasoning_tokens }),

@@ -28,8 +28,8 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, headers: HeaderMap) 
         let status = server.registry.status(i);
         let name = &server.registry.entries[i].names[0];
         // llama-server's clients look for capabilities in a list of its own.
-        let sees = |loaded: &Arc<Loaded>| loaded.engine.vision().is_some();
-        let capabilities: &[&str] = match status.loaded().is_some_and(sees) {
+        let perceives = |loaded: &Arc<Loaded>| loaded.engine.senses().is_some();
+        let capabilities: &[&str] = match status.loaded().is_some_and(perceives) {
             true => &["completion", "multimodal"],
             false => &["completion"],
         };
@@ -117,6 +117,12 @@ fn meta(loaded: &Loaded) -> Value {
         "video": {
             "taken": info.vision.is_some(),
             "frames_max": info.vision.as_ref().map(|vision| vision.frames_max),
+        },
+        "sounds": {
+            "taken": info.hearing.is_some(),
+            "reason": info.hearing_reason,
+            "rows_max": info.hearing.as_ref().map(|hearing| hearing.rows_max),
+            "seconds_max": info.hearing.as_ref().map(|hearing| hearing.seconds_max),
         },
         "options": options(loaded),
         "speculation": {

@@ -455,7 +455,7 @@ pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
     known(
         "content",
         Any,
-        "a string or a list of parts: text, [pictures and video](#pictures-and-video)",
+        "a string or a list of parts: text, [pictures and video](#pictures-and-video), [sounds](#sounds)",
     ),
     known(
         "tool_calls",

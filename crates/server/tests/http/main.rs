@@ -29,6 +29,7 @@ mod render;
 mod responses;
 mod reuse;
 mod sampling;
+mod sounds;
 mod sources;
 mod stream;
 mod structured;

@@ -8,8 +8,9 @@ mod eagle3;
 mod gemma4;
 mod projector;
 mod qwen3_5;
+mod sound_projector;
 
-pub(crate) use projector::Projector;
+pub(crate) use projector::Towers;
 
 use crate::gguf::{Edit, FileView, Keys};
 use serde_json::{Value as Json, json};
@@ -137,7 +138,7 @@ impl Family {
             .or_else(|| of(text))
     }
 
-    /// Whether it is that of files of a vision tower alone.
+    /// Whether it is that of files of towers alone.
     pub(crate) fn is_tower(&self) -> bool {
         self.architectures == projector::FILE.architectures
     }

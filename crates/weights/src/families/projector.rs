@@ -1,10 +1,10 @@
-//! Files of a vision tower alone, `mmproj` (`checkpoints.md` §4.5).
+//! Files of towers alone, `mmproj` (`checkpoints.md` §4.5): a vision tower, a sound tower, or both.
 //!
 //! Names of a block follow `v.blk.{i}.` in the file. Values are as converters leave them: numbers
 //! of a patch of Gemma 4 lie channel by channel, and the two frames of a patch of Qwen 3.5 are two
-//! tensors; who reads them knows. Tensors of an audio encoder keep their names.
+//! tensors; who reads them knows. Names of a sound tower are in `sound_projector.rs`.
 
-use super::{Family, PLAIN};
+use super::{Family, PLAIN, sound_projector};
 use crate::gguf::FileView;
 use serde_json::{Value as Json, json};
 
@@ -16,10 +16,10 @@ pub(crate) const FILE: Family = Family {
 
 /// A module in the file, its canonical name, and what comes before `weight` in the canonical name
 /// of its weight.
-type Module = (&'static str, &'static str, &'static str);
+pub(super) type Module = (&'static str, &'static str, &'static str);
 
 /// A kind of tower, by how its rows become those of a language model.
-pub(crate) struct Projector {
+pub(super) struct Projector {
     /// What files call it.
     name: &'static str,
     /// Modules that occur once.
@@ -121,13 +121,68 @@ const BARE: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// The towers of a file.
+pub(crate) struct Towers {
+    vision: Option<&'static Projector>,
+    /// The configuration of the sound tower.
+    sound: Option<Json>,
+}
+
+impl Towers {
+    /// The towers of `file`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the metadata, or that nobody knows the kind of the vision tower.
+    pub(crate) fn of(file: &FileView<'_>) -> Result<Self, String> {
+        let sound = sound_projector::config(file);
+        let sees = file.get("has_vision_encoder").and_then(|v| v.as_bool());
+        let vision = match sees == Some(false) && sound.is_some() {
+            true => None,
+            false => Some(Projector::of(file)?),
+        };
+        Ok(Towers { vision, sound })
+    }
+
+    /// The configuration of `file`: that of its towers, and the width of the model that they are for.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the metadata.
+    pub(crate) fn config(&self, file: &FileView<'_>) -> Result<Json, String> {
+        let mut config = match self.vision {
+            Some(projector) => projector.config(file)?,
+            None => json!({
+                "model_type": "clip",
+                "text_config": { "hidden_size": file.rows("mm.a.input_projection.weight") },
+            }),
+        };
+        if let Some(mut sound) = self.sound.clone() {
+            let fields = sound.as_object_mut().expect("made as an object");
+            fields.retain(|_, value| !value.is_null());
+            config["audio_config"] = sound;
+        }
+        Ok(config)
+    }
+
+    /// The canonical name of the tensor that a file calls `stored`; another one stays.
+    pub(crate) fn canonical(&self, stored: &str) -> String {
+        let heard = self
+            .sound
+            .as_ref()
+            .and_then(|_| sound_projector::canonical(stored));
+        let seen = || Some(self.vision?.canonical(stored));
+        heard.or_else(seen).unwrap_or_else(|| stored.to_owned())
+    }
+}
+
 impl Projector {
     /// The kind of tower in `file`.
     ///
     /// # Errors
     ///
     /// What is wrong with the metadata, or that nobody knows the kind.
-    pub(crate) fn of(file: &FileView<'_>) -> Result<&'static Projector, String> {
+    fn of(file: &FileView<'_>) -> Result<&'static Projector, String> {
         let keys = ["clip.vision.projector_type", "clip.projector_type"];
         let found = keys.iter().find_map(|key| file.metadata.text(key));
         let found = found.ok_or("`clip.projector_type` is missing")?;
@@ -143,7 +198,7 @@ impl Projector {
     }
 
     /// The configuration of `file`: that of the tower, and the width of the model that it is for.
-    pub(crate) fn config(&self, file: &FileView<'_>) -> Result<Json, String> {
+    fn config(&self, file: &FileView<'_>) -> Result<Json, String> {
         let mut vision = (self.config)(file)?;
         let fields = vision.as_object_mut().expect("made as an object");
         fields.retain(|_, value| !value.is_null());
@@ -159,18 +214,11 @@ impl Projector {
     }
 
     /// The canonical name of the tensor that a file calls `stored`; another one stays.
-    pub(crate) fn canonical(&self, stored: &str) -> String {
+    fn canonical(&self, stored: &str) -> String {
         let mut bare = BARE.iter();
         if let Some((.., name)) = bare.find(|(p, name, _)| *p == self.name && *name == stored) {
             return (*name).to_owned();
         }
-        let named = |modules: &[Module], stored: &str| {
-            modules.iter().find_map(|(module, canonical, inner)| {
-                let part = stored.strip_prefix(module)?.strip_prefix('.')?;
-                let inner = if part == "weight" { inner } else { "" };
-                Some(format!("{canonical}.{inner}{part}"))
-            })
-        };
         let of_block = || {
             let (block, part) = stored.strip_prefix("v.blk.")?.split_once('.')?;
             let number: usize = block.parse().ok()?;
@@ -183,8 +231,17 @@ impl Projector {
     }
 }
 
+/// The canonical name of `stored` if it is of one of `modules`, the first that it fits.
+pub(super) fn named(modules: &[Module], stored: &str) -> Option<String> {
+    modules.iter().find_map(|(module, canonical, inner)| {
+        let part = stored.strip_prefix(module)?.strip_prefix('.')?;
+        let inner = if part == "weight" { inner } else { "" };
+        Some(format!("{canonical}.{inner}{part}"))
+    })
+}
+
 /// The `n`-th axis of a tensor from the end.
-fn axis(file: &FileView<'_>, tensor: &str, n: usize) -> Option<usize> {
+pub(super) fn axis(file: &FileView<'_>, tensor: &str, n: usize) -> Option<usize> {
     (file.shape)(tensor)?.iter().rev().nth(n).copied()
 }
 

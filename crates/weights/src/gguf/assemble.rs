@@ -8,7 +8,7 @@ use crate::LoadError;
 use crate::checkpoint::Checkpoint;
 use crate::container::Entry;
 use crate::error::printable;
-use crate::families::{Family, Projector};
+use crate::families::{Family, Towers};
 use crate::mapped::Bytes;
 use crate::tensor::{File, Tensor, Writer};
 use quant::Scalar;
@@ -105,10 +105,10 @@ fn describe(
         },
     };
     if family.is_tower() {
-        let projector = Projector::of(&view).map_err(bad)?;
-        let config = projector.config(&view).map_err(bad)?;
+        let towers = Towers::of(&view).map_err(bad)?;
+        let config = towers.config(&view).map_err(bad)?;
         let names = headers.iter().enumerate().flat_map(|(file, header)| {
-            let canonical = |entry: &Entry| (projector.canonical(&entry.name), Edit::Same);
+            let canonical = |entry: &Entry| (towers.canonical(&entry.name), Edit::Same);
             (header.entries.iter()).map(move |entry| (file, Some(canonical(entry))))
         });
         return Ok((names.collect(), config));

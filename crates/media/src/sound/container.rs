@@ -1,0 +1,233 @@
+//! Containers of sound, told apart by their first bytes, and what is in them.
+
+use std::io::{Cursor, ErrorKind};
+
+use symphonia::core::codecs::CodecParameters;
+use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoderOptions};
+use symphonia::core::errors::Error;
+use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
+use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
+
+use super::Sound;
+use crate::error::check;
+use crate::{Bound, MediaError, SoundLimits};
+
+/// Bytes of what a codec is set up with, at most: those of Vorbis have some thousand, and each may ask
+/// for a thousand times its size.
+const SETUP_BYTES_MAX: usize = 64 << 10;
+
+/// A WAV file with this many bytes of sound or more states none: what writes to a pipe does not know
+/// how many there will be.
+const UNKNOWN_BYTES: u64 = 0x7f00_0000;
+
+/// The largest sample that is taken; sound is about -1 to 1.
+const LOUDEST: f32 = 1e4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Wav,
+    Flac,
+    Mp3,
+    Ogg,
+}
+
+/// A container, and where in the file it begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Container {
+    kind: Kind,
+    first: usize,
+}
+
+impl Container {
+    /// The container that `bytes` are, if it is known.
+    pub(super) fn of(bytes: &[u8]) -> Option<Container> {
+        let first = after_tags(bytes);
+        let head = bytes.get(first..)?;
+        let kind = match head {
+            [
+                b'R',
+                b'I',
+                b'F',
+                b'F',
+                _,
+                _,
+                _,
+                _,
+                b'W',
+                b'A',
+                b'V',
+                b'E',
+                ..,
+            ] => Kind::Wav,
+            [b'f', b'L', b'a', b'C', ..] => Kind::Flac,
+            [b'O', b'g', b'g', b'S', ..] => Kind::Ogg,
+            // A frame of layer 3.
+            [0xff, second, ..] if second & 0xe6 == 0xe2 => Kind::Mp3,
+            // Tags stand before nothing else.
+            [_, ..] if first > 0 => Kind::Mp3,
+            _ => return None,
+        };
+        Some(Container { kind, first })
+    }
+
+    /// Decodes it to one channel at its own rate.
+    pub(super) fn decode(self, bytes: Vec<u8>, limits: &SoundLimits) -> Result<Sound, MediaError> {
+        let mut source = Cursor::new(bytes);
+        source.set_position(self.first as u64);
+        let stream = MediaSourceStream::new(Box::new(source), MediaSourceStreamOptions::default());
+        let mut reader = self.reader(stream).map_err(refused)?;
+        let track = reader.default_track(TrackType::Audio);
+        let track = track.ok_or(MediaError::UnknownSound)?.clone();
+        let Some(CodecParameters::Audio(codec)) = &track.codec_params else {
+            return Err(MediaError::UnknownSound);
+        };
+        let setup = codec.extra_data.as_ref().map_or(0, |data| data.len());
+        if setup > SETUP_BYTES_MAX {
+            return Err(MediaError::Broken(format!(
+                "its codec is set up with {setup} bytes"
+            )));
+        }
+        let stated = self.stated(&track, codec);
+        if let (Some(frames), Some(rate)) = (stated, codec.sample_rate) {
+            check_seconds(frames, rate, limits)?;
+        }
+        let sound = decode_track(&mut *reader, track.id, codec, limits)?;
+        match stated {
+            Some(frames) if frames > sound.samples.len() as u64 => Err(MediaError::Broken(
+                format!("{} of {frames} samples are there", sound.samples.len()),
+            )),
+            _ => Ok(sound),
+        }
+    }
+
+    fn reader<'s>(
+        self,
+        stream: MediaSourceStream<'s>,
+    ) -> Result<Box<dyn FormatReader + 's>, Error> {
+        let options = FormatOptions::default();
+        Ok(match self.kind {
+            Kind::Wav => Box::new(WavReader::try_new(stream, options)?),
+            Kind::Flac => Box::new(FlacReader::try_new(stream, options)?),
+            Kind::Mp3 => Box::new(MpaReader::try_new(stream, options)?),
+            Kind::Ogg => Box::new(OggReader::try_new(stream, options)?),
+        })
+    }
+
+    /// Samples of a channel that the header states: those of other containers are estimates.
+    fn stated(self, track: &Track, codec: &AudioCodecParameters) -> Option<u64> {
+        let frames = track.num_frames.filter(|n| *n > 0)?;
+        let bits = u64::from(codec.bits_per_coded_sample.or(codec.bits_per_sample)?);
+        let channels = codec.channels.as_ref()?.count() as u64;
+        let bytes = frames.saturating_mul(bits * channels) / 8;
+        match self.kind {
+            Kind::Wav => (bytes < UNKNOWN_BYTES).then_some(frames),
+            Kind::Flac => Some(frames),
+            Kind::Mp3 | Kind::Ogg => None,
+        }
+    }
+}
+
+/// Bytes of the ID3v2 tags that `bytes` begin with.
+fn after_tags(bytes: &[u8]) -> usize {
+    let mut first = 0;
+    while let Some([b'I', b'D', b'3', _, _, flags, size @ ..]) = bytes.get(first..first + 10) {
+        let size = size
+            .iter()
+            .fold(0, |n, byte| n << 7 | usize::from(byte & 0x7f));
+        let footer = if flags & 0x10 > 0 { 10 } else { 0 };
+        first += 10 + size + footer;
+    }
+    first
+}
+
+fn check_seconds(frames: u64, rate: u32, limits: &SoundLimits) -> Result<(), MediaError> {
+    let seconds = frames.div_ceil(u64::from(rate.max(1)));
+    check(Bound::Seconds, u64::from(limits.seconds), seconds)
+}
+
+/// Channels and samples a second, checked.
+fn check_spec(channels: usize, rate: u32, limits: &SoundLimits) -> Result<(), MediaError> {
+    check(Bound::Channels, limits.channels as u64, channels as u64)?;
+    check(
+        Bound::SampleRate,
+        u64::from(*limits.rates.end()),
+        u64::from(rate),
+    )?;
+    match channels > 0 && rate >= *limits.rates.start() {
+        true => Ok(()),
+        false => Err(MediaError::Broken(format!(
+            "it has {channels} channels of {rate} samples a second"
+        ))),
+    }
+}
+
+/// The track with number `id`, its channels as one.
+fn decode_track(
+    reader: &mut dyn FormatReader,
+    id: u32,
+    codec: &AudioCodecParameters,
+    limits: &SoundLimits,
+) -> Result<Sound, MediaError> {
+    let codecs = symphonia::default::get_codecs();
+    let options = AudioDecoderOptions::default();
+    let decoder = codecs.make_audio_decoder(codec, &options);
+    let mut decoder = decoder.map_err(refused)?;
+    let (mut spec, mut samples, mut packet_samples) = (None, Vec::new(), Vec::<f32>::new());
+    while let Some(packet) = next_packet(reader)? {
+        if packet.track_id != id {
+            continue;
+        }
+        let decoded = decoder.decode(&packet).map_err(broken)?;
+        let own = (decoded.spec().channels().count(), decoded.spec().rate());
+        let (channels, rate) = *spec.get_or_insert(own);
+        if own != (channels, rate) {
+            let message = "its channels or samples a second change on the way";
+            return Err(MediaError::Broken(message.to_owned()));
+        }
+        check_spec(channels, rate, limits)?;
+        decoded.copy_to_vec_interleaved(&mut packet_samples);
+        samples.extend(packet_samples.chunks_exact(channels).map(mean));
+        check_seconds(samples.len() as u64, rate, limits)?;
+    }
+    let Some((_, rate)) = spec.filter(|_| !samples.is_empty()) else {
+        return Err(MediaError::Broken("it has no samples".to_owned()));
+    };
+    match samples.iter().all(|sample| sample.abs() <= LOUDEST) {
+        true => Ok(Sound { rate, samples }),
+        false => Err(MediaError::Broken("a sample is out of range".to_owned())),
+    }
+}
+
+/// One channel of all.
+fn mean(channels: &[f32]) -> f32 {
+    match channels {
+        [one] => *one,
+        _ => channels.iter().sum::<f32>() / channels.len() as f32,
+    }
+}
+
+/// The next packet; none at the end of the file, wherever it is.
+fn next_packet(
+    reader: &mut dyn FormatReader,
+) -> Result<Option<symphonia::core::packet::Packet>, MediaError> {
+    match reader.next_packet() {
+        Err(Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
+        other => other.map_err(broken),
+    }
+}
+
+/// Why a file was not opened.
+fn refused(error: Error) -> MediaError {
+    match error {
+        Error::Unsupported(_) => MediaError::UnknownSound,
+        _ => broken(error),
+    }
+}
+
+/// A decoder's error, in at most a line.
+fn broken(error: Error) -> MediaError {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    MediaError::Broken(line.chars().take(200).collect())
+}

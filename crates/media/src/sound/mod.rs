@@ -1,0 +1,99 @@
+//! Sound: bytes become samples of one channel, at the rate that a model wants.
+
+mod container;
+mod resample;
+
+use crate::decode::within;
+use crate::error::check;
+use crate::{Bound, MediaError, SoundLimits};
+use container::Container;
+
+/// Samples of one channel, about -1 to 1.
+#[derive(Clone, PartialEq)]
+pub struct Sound {
+    rate: u32,
+    samples: Vec<f32>,
+}
+
+impl Sound {
+    /// A sound of `samples`, `rate` a second.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the rate is 0.
+    pub fn new(rate: u32, samples: Vec<f32>) -> Self {
+        assert!(rate > 0, "a sound has samples a second");
+        Sound { rate, samples }
+    }
+
+    /// Samples a second.
+    pub fn rate(&self) -> u32 {
+        self.rate
+    }
+
+    /// The samples.
+    pub fn samples(&self) -> &[f32] {
+        &self.samples
+    }
+
+    /// How long it lasts.
+    pub fn seconds(&self) -> f64 {
+        self.samples.len() as f64 / f64::from(self.rate)
+    }
+
+    /// The sound at `rate` samples a second; the same samples where that is its rate.
+    ///
+    /// A band-limited interpolation: every frequency below 91 % of half the lower rate keeps its
+    /// amplitude within 2e-6, and what lies above half the lower rate is attenuated by 120 dB. There is
+    /// silence before and after the sound. The number of samples is rounded to the nearest.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `rate` is 0.
+    #[must_use]
+    pub fn resampled(self, rate: u32) -> Sound {
+        assert!(rate > 0, "a sound has samples a second");
+        if rate == self.rate {
+            return self;
+        }
+        Sound {
+            rate,
+            samples: resample::resample(&self.samples, self.rate, rate),
+        }
+    }
+}
+
+impl std::fmt::Debug for Sound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sound({} at {})", self.samples.len(), self.rate)
+    }
+}
+
+/// Decodes a file of sound (WAV, FLAC, MP3, or Ogg with Vorbis or FLAC) to one channel of `rate` samples
+/// a second: first the mean of the channels, then [`Sound::resampled`]. Integers become what they are of
+/// their largest value; a file of one channel and that rate keeps its samples.
+///
+/// What an encoder has added before and after a sound is left out where the file says so. A file that
+/// holds less sound than its header states is broken; where the header states nothing, as those of
+/// streams, it ends where it ends.
+///
+/// Works on a thread of its own. If that takes too long it is left to itself: the bounds of seconds and
+/// bytes end it.
+///
+/// # Errors
+///
+/// [`MediaError`] if the format is unknown, the file is broken or exceeds one of `limits`.
+///
+/// # Panics
+///
+/// Panics if `rate` is 0, or the system cannot start a thread.
+pub fn decode_sound(bytes: Vec<u8>, rate: u32, limits: &SoundLimits) -> Result<Sound, MediaError> {
+    assert!(rate > 0, "a sound has samples a second");
+    check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
+    let container = Container::of(&bytes).ok_or(MediaError::UnknownSound)?;
+    let own = limits.clone();
+    within(limits.time, move |_| {
+        let sound = container.decode(bytes, &own)?;
+        Ok(sound.resampled(rate))
+    })
+}
