@@ -167,6 +167,11 @@ async fn honoured_fields_of_llama_server_are_read() {
             _ if about.contains("vLLM's form") => ("/tokenize", json!({"prompt": "a"})),
             _ if about.starts_with("`/tokenize`") => ("/tokenize", json!({"content": "a"})),
             _ if about.starts_with("`/detokenize`") => ("/detokenize", json!({})),
+            // One of two names of the text counts.
+            _ if about.starts_with("`/embedding`") && cells[1] == "`input`" => {
+                ("/embedding", json!({}))
+            }
+            _ if about.starts_with("`/embedding`") => ("/embedding", json!({"content": "a"})),
             _ => ("/completion", json!({"prompt": "Hi", "n_predict": 1})),
         };
         for field in cells[1]

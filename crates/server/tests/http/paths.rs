@@ -64,7 +64,7 @@ async fn a_wrong_path_or_method_is_told_the_right_one() {
     assert!(told.contains("/v1/models"), "{told}");
     for (path, name) in [
         (
-            "/api/embed",
+            "/api/web_search",
             "this part of Ollama's API is not supported yet",
         ),
         (
