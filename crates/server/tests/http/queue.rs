@@ -120,7 +120,8 @@ async fn a_request_of_smaller_priority_takes_the_place_of_one_that_runs() {
         .collect();
     assert!(times.contains(&&json!(1)), "{times:?}");
     assert_eq!(want["timings"]["preemptions"], Value::Null);
-    let page = server.get("/metrics").await.body;
+    let asked = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer ann\r\n\r\n";
+    let page = server.send(asked).await.body;
     let line = page
         .lines()
         .find(|line| line.starts_with("vllm:num_preemptions_total{"));
