@@ -107,6 +107,18 @@ impl Parsed {
         &self.server
     }
 
+    /// Waits for the request's model, which stays loaded as `keep` says.
+    ///
+    /// # Errors
+    ///
+    /// As [`Waiting::ready`].
+    pub(crate) async fn wait(self, keep: Keep) -> Result<Received, ApiError> {
+        match self.arrive(keep) {
+            Arrival::Ready(received) => Ok(received),
+            Arrival::Waits(waiting) => waiting.ready().await,
+        }
+    }
+
     /// Takes the request's model, which stays loaded as `keep` says.
     pub(crate) fn arrive(self, keep: Keep) -> Arrival {
         let Parsed {
@@ -153,10 +165,7 @@ impl Received {
         limit: usize,
     ) -> Result<Self, ApiError> {
         let parsed = Parsed::new(server, request, limit).await?;
-        match parsed.arrive(Keep::Default) {
-            Arrival::Ready(received) => Ok(received),
-            Arrival::Waits(waiting) => waiting.ready().await,
-        }
+        parsed.wait(Keep::Default).await
     }
 }
 

@@ -14,8 +14,8 @@ use axum::http::{HeaderValue, Response};
 use engine::{Embedding, Norm, Pooling, RequestOutcome};
 use serde_json::{Value, json};
 
-use super::{model_name, tables};
-use crate::arrival::Received;
+use super::{KEEP_ALIVE, keep_alive, model_name, tables};
+use crate::arrival::{Parsed, Received};
 use crate::dialect::{self, X_IGNORED_FIELDS};
 use crate::embeddings;
 use crate::errors::ApiError;
@@ -33,7 +33,7 @@ pub(crate) async fn embed(
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let start = Instant::now();
-    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
+    let received = receive(&server, request).await?;
     let Embedded {
         model,
         outcomes,
@@ -56,11 +56,18 @@ pub(crate) async fn embeddings(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let received = Received::new(&server, request, server.config.limits.body_bytes).await?;
+    let received = receive(&server, request).await?;
     let embedded = run(received, PROMPT).await?;
     let first = embedded.outcomes.first();
     let vector = first.map_or(&[][..], |outcome| &outcome.embedding[0]);
     Ok(answer(&json!({"embedding": vector}), embedded.ignored))
+}
+
+/// Receives a request, and waits for its model.
+async fn receive(server: &Arc<Server>, request: Request) -> Result<Received, ApiError> {
+    let parsed = Parsed::new(server, request, server.config.limits.body_bytes).await?;
+    let keep = keep_alive(&parsed.object)?;
+    parsed.wait(keep).await
 }
 
 /// A request that has run.
@@ -93,6 +100,8 @@ async fn run(received: Received, name: &'static str) -> Result<Embedded, ApiErro
     };
     let fields = Fields::new(&object, table);
     let model = model_name(&app, fields.string("model")?)?;
+    // It was read when the request came.
+    fields.get(KEEP_ALIVE);
     fields.refuse()?;
     let inner = fields.inside(&settings, tables::OPTIONS);
     inner.refuse()?;

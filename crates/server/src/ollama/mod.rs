@@ -37,6 +37,9 @@ pub(crate) const DIALECT: Dialect = Dialect {
 /// names are listed with it.
 pub(crate) const TAG: &str = ":latest";
 
+/// The field that says how long a model stays loaded.
+const KEEP_ALIVE: &str = "keep_alive";
+
 /// An error's document: `{"error": "…"}`.
 fn error(error: &ApiError) -> Value {
     json!({"error": error.message})
@@ -79,15 +82,14 @@ fn is_own(app: &App, name: &str) -> bool {
 ///
 /// 400 for anything else.
 fn keep_alive(object: &Map<String, Value>) -> Result<Keep, ApiError> {
-    const NAME: &str = "keep_alive";
-    let seconds = match object.get(NAME) {
+    let seconds = match object.get(KEEP_ALIVE) {
         None | Some(Value::Null) => return Ok(Keep::Default),
         Some(Value::String(text)) if text.is_empty() => return Ok(Keep::Default),
         Some(Value::String(text)) => duration(text),
         Some(value) => value.as_f64(),
     };
     let message = "must be a number of seconds, or a duration such as \"5m\" or \"1h30m\"";
-    let seconds = seconds.ok_or_else(|| ApiError::field(NAME, message))?;
+    let seconds = seconds.ok_or_else(|| ApiError::field(KEEP_ALIVE, message))?;
     // What no clock can add is for ever as well.
     let keep = Duration::try_from_secs_f64(seconds).ok();
     let keep = keep.filter(|&keep| Instant::now().checked_add(keep).is_some());

@@ -7,7 +7,7 @@ use engine::GrammarSpec;
 use serde_json::{Map, Value, json};
 use text::Text;
 
-use super::{can_reason, model_name, tables};
+use super::{KEEP_ALIVE, can_reason, model_name, tables};
 use crate::app::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::{Fields, ignored_header, whole};
@@ -60,6 +60,8 @@ pub(super) fn read(
     };
     let fields = Fields::new(&object, table);
     let model = model_name(app, fields.string("model")?)?;
+    // It was read when the request came.
+    fields.get(KEEP_ALIVE);
     fields.refuse()?;
     let inner = fields.inside(&settings, tables::OPTIONS);
     inner.refuse()?;

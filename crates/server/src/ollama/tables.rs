@@ -38,12 +38,14 @@ const HONORED: &[Known] = &[
         "turns reasoning on or off, or an effort by name, such as `\"low\"`, which allows 1,024 tokens of it",
     ),
     known("options", Object, "see its fields"),
-    known(
-        "keep_alive",
-        Any,
-        "how long the model stays loaded after the request: seconds, or a duration such as `\"5m\"`; 0 unloads it, less than 0 keeps it until its room is needed",
-    ),
 ];
+
+/// Honored in every request that needs the model, those for vectors too.
+const HONORED_OF_MODELS: &[Known] = &[known(
+    "keep_alive",
+    Any,
+    "how long the model stays loaded after the request: seconds, or a duration such as `\"5m\"`; 0 unloads it, less than 0 keeps it until its room is needed",
+)];
 
 /// Honored in a chat request, beside [`HONORED`].
 const HONORED_BY_CHAT: &[Known] = &[
@@ -229,6 +231,7 @@ pub(crate) static EMBEDDINGS: LazyLock<Table> =
 /// A table of requests for vectors. Options of sampling change none.
 fn vectors(name: &'static str, honored: &'static [Known]) -> Table {
     let table = Table::new(name, &[])
+        .honors("", HONORED_OF_MODELS)
         .honors("", honored)
         .refuses_as_elsewhere("", EMBEDDING_REFUSED)
         .refuses_as_elsewhere(OPTIONS, EMBEDDING_REFUSED)
@@ -243,6 +246,7 @@ fn table(name: &'static str, honored: &'static [Known], refused: &'static [Unsup
     let options = numbers.chain(own).chain(AS_IN_OPENAI.iter().copied());
     Table::new(name, &[])
         .honors("", HONORED)
+        .honors("", HONORED_OF_MODELS)
         .honors("", honored)
         .shares("", &openai::CHAT, ["speculation", "speculation.draft_max"])
         .honors(OPTIONS, HONORED_IN_OPTIONS)
