@@ -13,10 +13,11 @@ use weights::gguf::Value;
 /// A tensor: name, shape, values.
 type Tensor = (String, Vec<usize>, Vec<f32>);
 
-/// Seeded models that hear, what files of towers alone call theirs, and samples of a sound for each.
+/// Seeded models that hear, what files of towers alone call theirs, and samples of a sound for each (the first
+/// 1,600 are silence).
 const MODELS: [(&str, &str, usize); 2] = [
     ("gemma4-audio", "gemma4a", 9_000),
-    ("gemma4-unified-audio", "gemma4ua", 700),
+    ("gemma4-unified-audio", "gemma4ua", 4_000),
 ];
 
 /// The tensors of the sound tower of `checkpoint`, by canonical name.
