@@ -203,7 +203,7 @@ fn a_gguf_model_sees_with_the_file_beside_it() {
         assert_eq!(off["model"]["vision"], Value::Null);
     }
     // What was asked for by name and does not fit is an error.
-    let args = ["run", ASK, "-m", "tiny-gemma4", "--mmproj", &elsewhere];
+    let args = ["run", ASK, "-m", "tiny-gemma4-moe", "--mmproj", &elsewhere];
     let error = bad(paceline(&folder, &args));
     assert!(
         error.contains("the tower was made for a model with hidden rows of"),
