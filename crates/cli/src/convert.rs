@@ -82,10 +82,16 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         }
         recipe.attach_head(head);
     }
+    let has_tower = container == Container::Gguf && recipe.leave_towers_out();
     let has_head = recipe.has_head();
     job.write(recipe, &args.out, &files)?;
     if let Some((assistant, files)) = &assistant {
         job.write(convert(assistant)?, &beside(&args.out), files)?;
+    }
+    if has_tower && !output.quiet {
+        say!(
+            "the tower for pictures and sounds is left out: GGUF models have it in a file of its own, an mmproj, which is not written here (--mmproj FILE uses one)"
+        );
     }
     if !output.quiet && !is_drafter {
         say!("{}", drafting(args, &source, has_head, assistant.is_some()));

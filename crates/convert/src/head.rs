@@ -1,4 +1,4 @@
-//! MTP heads taken out of a checkpoint, or put into one.
+//! MTP heads taken out of a checkpoint or put into one, and towers left out.
 
 use crate::{Item, Recipe};
 use serde_json::json;
@@ -7,10 +7,25 @@ fn is_head(item: &Item<'_>) -> bool {
     item.name.starts_with("mtp.")
 }
 
+fn is_of_tower(item: &Item<'_>) -> bool {
+    let mut prefixes = models::TOWER_PREFIXES
+        .iter()
+        .chain(models::SOUND_TOWER_PREFIXES);
+    prefixes.any(|prefix| item.name.starts_with(prefix))
+}
+
 impl<'a> Recipe<'a> {
     /// Whether the checkpoint holds an MTP head.
     pub fn has_head(&self) -> bool {
         self.items.iter().any(is_head)
+    }
+
+    /// Leaves out the towers for pictures and sounds, which GGUF models have in a file of their own.
+    /// Returns whether there was any.
+    pub fn leave_towers_out(&mut self) -> bool {
+        let all = self.items.len();
+        self.items.retain(|item| !is_of_tower(item));
+        self.items.len() < all
     }
 
     /// Leaves nothing but the MTP head; nothing at all where there is none.

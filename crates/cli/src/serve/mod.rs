@@ -96,7 +96,8 @@ pub(crate) fn run(
     let ready = models.clone();
     let greeting = async move {
         if ready.ready().await.is_err() {
-            return;
+            // The server ends, and says why.
+            return std::future::pending().await;
         }
         let lock = PoisonError::into_inner;
         let described = shared.described.lock().unwrap_or_else(lock).clone();

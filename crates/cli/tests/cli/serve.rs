@@ -29,7 +29,7 @@ fn a_server_answers_like_run_and_ends_when_told() {
     assert!(server.child.wait().unwrap().success(), "{rest}");
 }
 
-/// Asks a server whether it is well, once it listens, and leaves the connection open.
+/// Asks a server whether it is well until it is, and leaves the connection open.
 #[cfg(target_os = "linux")]
 fn health(address: &str) -> TcpStream {
     let start = std::time::Instant::now();
@@ -42,14 +42,21 @@ fn health(address: &str) -> TcpStream {
     };
     let patience = Some(Duration::from_secs(60));
     stream.set_read_timeout(patience).unwrap();
-    write!(stream, "GET /health HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
-    let (mut answer, mut piece) = (String::new(), [0; 1024]);
-    while !answer.ends_with(r#"{"status":"ok"}"#) {
-        let n = stream.read(&mut piece).unwrap();
-        assert!(n > 0, "{answer}");
-        answer += std::str::from_utf8(&piece[..n]).unwrap();
+    loop {
+        write!(stream, "GET /health HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        let (mut answer, mut piece) = (String::new(), [0; 1024]);
+        while !answer.ends_with('}') {
+            let n = stream.read(&mut piece).unwrap();
+            assert!(n > 0, "{answer}");
+            answer += std::str::from_utf8(&piece[..n]).unwrap();
+        }
+        // Until the model is there it says how far that is.
+        match answer.ends_with(r#"{"status":"ok"}"#) {
+            true => return stream,
+            false => assert!(start.elapsed().as_secs() < 120, "{answer}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
-    stream
 }
 
 #[test]
@@ -174,11 +181,16 @@ fn a_server_has_the_template_and_the_reasoning_that_it_is_told() {
         ("broken.jinja", "template"),
     ] {
         fs::write(folder.join("broken.jinja"), "{% if").unwrap();
-        let error = bad(paceline(
-            &folder,
-            &["serve", "--port", "0", "--chat-template", template],
-        ));
-        assert!(error.contains(told), "{error}");
+        let options = ["serve", "--port", "0", "--chat-template", template];
+        let output = paceline(&folder, &options).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        // A server that listens logs before it fails.
+        let error = stderr.lines().last().unwrap_or_default();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(
+            error.starts_with("paceline: ") && error.contains(told),
+            "{stderr}"
+        );
     }
 }
 

@@ -367,16 +367,6 @@ mod tests {
                 "is missing",
             ),
             (
-                json!({"type": "video_url", "video_url": {"url": "https://a.b/c.mp4"}}),
-                "video_url",
-                "fetches nothing",
-            ),
-            (
-                json!({"type": "video", "video": "clip.mp4"}),
-                "video",
-                "must have the form",
-            ),
-            (
                 json!({"type": "video", "video": 7}),
                 "video",
                 "list of frames",

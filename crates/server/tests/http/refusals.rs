@@ -62,16 +62,19 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
             "{value}"
         );
     }
-    for part in [
-        json!({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
-        json!({"type": "file", "file": {}}),
+    for (part, at) in [
+        (
+            json!({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+            "messages[0].content[1].input_audio",
+        ),
+        (
+            json!({"type": "file", "file": {}}),
+            "messages[0].content[1]",
+        ),
     ] {
         let messages = json!([{"role": "user", "content": ["Hi", part]}]);
         let reply = server.chat(&with(&hello(), "messages", messages)).await;
-        assert_eq!(
-            (reply.status, &reply.error()["param"]),
-            (400, &json!("messages[0].content[1]"))
-        );
+        assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(at)));
     }
 }
 

@@ -170,7 +170,7 @@ async fn what_is_no_sound_is_refused_by_its_place() {
     let whole = wav(440.0, 9_000);
     let long = wav(440.0, 16_000 * 31);
     for (file, told) in [
-        (&whole[..40], "no samples"),
+        (&whole[..40], "cut off"),
         (&whole[..9_000], "are there"),
         (b"RIFF", "no known format"),
         (&long[..], "30 s at most"),

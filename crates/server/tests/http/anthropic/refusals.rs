@@ -56,7 +56,7 @@ async fn what_cannot_be_read_is_named() {
             block(json!({"type": "tool_result", "tool_use_id": "a", "content": 3})),
         ),
         (
-            "messages[0].content[1].content[0]",
+            "messages[0].content[1].content[0].source",
             block(
                 json!({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
             ),

@@ -124,7 +124,6 @@ fn options(folder: &str) -> LoadOptions {
     LoadOptions {
         drafters,
         sequences: 2,
-        // Nothing here fills it before it is cancelled.
         context: Some(8 << 10),
         ..LoadOptions::default()
     }
@@ -152,10 +151,12 @@ fn story(model: &str) -> Value {
     })
 }
 
-/// A request for a story without an end.
+/// A request for stories that nobody waits the end of: four times as many as are written at a time,
+/// and each as long as the context.
 fn endless(model: &str) -> Vec<u8> {
     let body = json!({
         "model": model, "temperature": 0, "ignore_eos": true, "stream": true, "prompt": "Once",
+        "n": 8, "max_tokens": -1,
     });
     crate::client::request("/v1/completions", "", body.to_string().as_bytes())
 }
