@@ -30,6 +30,7 @@ fn attention(first: bool, file: &'static str, kv: usize, head: usize) -> Kernel 
         ("KV_FORMAT", kv),
         ("TENSOR_CORES", usize::from(head > 0)),
         ("HEAD_DIM", head),
+        ("HEAD_COLUMNS", head),
         ("STAGES", stages),
     ];
     with(file, &defines)
@@ -41,6 +42,7 @@ fn prompts(kv: usize, head: usize, stages: usize) -> Kernel {
         ("KV_FORMAT", kv),
         ("TENSOR_CORES", 1),
         ("HEAD_DIM", head),
+        ("HEAD_COLUMNS", head),
         ("STAGES", stages),
     ];
     with(ATTENTION_WGMMA, &defines)
