@@ -17,6 +17,8 @@ pub struct Hearing {
     tokens: SoundTokens,
     /// Rows that a sound becomes, at most.
     rows_max: usize,
+    /// The hash of the tower's own file, where anything outlives the program.
+    file_sha256: String,
 }
 
 /// What is known of how a model hears.
@@ -41,7 +43,8 @@ impl std::fmt::Debug for Hearing {
 }
 
 impl Hearing {
-    /// What a model hears with whose `tower` is on device `b`; a sound becomes `rows_max` rows at most.
+    /// What a model hears with whose `tower` is on device `b`, from a file with this hash if it has its
+    /// own; a sound becomes `rows_max` rows at most.
     ///
     /// # Errors
     ///
@@ -51,6 +54,7 @@ impl Hearing {
         b: Arc<dyn Backend>,
         rows_max: usize,
         tokenizer: &Tokenizer,
+        file_sha256: String,
     ) -> Result<Self, String> {
         let tokens = tower.tokens().or_else(|| {
             let ids = tower.token_texts().map(|said| tokenizer.id_of(said));
@@ -69,6 +73,7 @@ impl Hearing {
             tower,
             b,
             tokens,
+            file_sha256,
         })
     }
 
@@ -137,7 +142,8 @@ impl Hearing {
     fn hash(&self, samples: &[f32]) -> [u8; 16] {
         let mut hash = Sha256::new();
         let outline = self.tower.outline();
-        hash.update(format!("{outline:?} {}\n", self.b.name()));
+        let file = &self.file_sha256;
+        hash.update(format!("{outline:?} {file} {}\n", self.b.name()));
         for sample in samples {
             hash.update(sample.to_le_bytes());
         }

@@ -34,6 +34,8 @@ struct SoundPlan {
     extractor: Value,
     /// Rows that a sound becomes, at most.
     rows_max: usize,
+    /// The hash of the tower's own file, as [`OwnFile`] has it.
+    file_sha256: String,
 }
 
 impl Sight {
@@ -79,6 +81,7 @@ impl Sight {
         let heard = heard.map(|outline| SoundPlan {
             extractor: folder.and_then(extractor).unwrap_or_default(),
             rows_max: outline.rows_max().min(context / 2),
+            file_sha256: file.sha256.clone(),
             outline,
         });
         Sight {
@@ -153,7 +156,8 @@ impl Sight {
     pub(crate) fn hearing(self, b: &Arc<dyn Backend>, text: &Text) -> Result<Arc<Hearing>, String> {
         let plan = self.heard?;
         let tower = self.ear.expect("a tower that is planned was loaded");
-        Hearing::new(tower, b.clone(), plan.rows_max, &text.tokenizer).map(Arc::new)
+        let (rows_max, file) = (plan.rows_max, plan.file_sha256);
+        Hearing::new(tower, b.clone(), rows_max, &text.tokenizer, file).map(Arc::new)
     }
 }
 
