@@ -225,7 +225,8 @@ def case_errors(server):
     bad, kind = anthropic.BadRequestError, "invalid_request_error"
     assert "`temperature`" in refused(bad, kind, lambda: server.create(temperature=7))
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    assert "`image`" in refused(bad, kind, lambda: server.create(messages=[{"role": "user", "content": [image]}]))
+    seen = [{"role": "user", "content": [image]}]
+    assert "`messages[0].content[0]" in refused(bad, kind, lambda: server.create(messages=seen))
     search = [{"type": "web_search_20250305", "name": "web_search"}]
     assert "`web_search_20250305`" in refused(bad, kind, lambda: server.create(tools=search))
     long = [{"role": "user", "content": "word " * 300000}]
