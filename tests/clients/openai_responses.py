@@ -181,7 +181,7 @@ def case_tools_of_other_kinds(client, model):
 def case_errors(client, model):
     picture = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}
     for fields, param in (
-        ({"input": [{"role": "user", "content": [picture]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [picture]}]}, "input[0].content[0].image_url"),
         ({"input": "Hi", "background": True}, "background"),
         ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
     ):
