@@ -56,7 +56,7 @@ pub fn decode_here(bytes: &[u8], limits: &Limits) -> Result<Frame, MediaError> {
 ///
 /// # Errors
 ///
-/// Those of `work`, and [`MediaError::TooSlow`].
+/// Any error of `work`; [`MediaError::TooSlow`] if it has not ended in time.
 pub(crate) fn within<T: Send + 'static>(
     time: Duration,
     work: impl FnOnce(Instant) -> Result<T, MediaError> + Send + 'static,

@@ -40,7 +40,7 @@ const INPUT: &str = "file:/dev/stdin";
 pub(crate) struct Container {
     /// The name of the container, for messages.
     name: &'static str,
-    /// Its demuxer.
+    /// The name of the demuxer of `ffmpeg` that reads the container.
     demuxer: &'static str,
 }
 
@@ -66,7 +66,7 @@ pub struct VideoTools {
 }
 
 impl Default for VideoTools {
-    /// Those on the `PATH`.
+    /// The programs `ffmpeg` and `ffprobe` that the `PATH` has.
     fn default() -> Self {
         VideoTools {
             ffmpeg: "ffmpeg".into(),

@@ -50,9 +50,9 @@ pub(crate) struct Received {
 
 /// A request whose body has been read.
 pub(crate) enum Arrival {
-    /// Its model is loaded.
+    /// The model of the request is loaded.
     Ready(Received),
-    /// Its model is not.
+    /// The model of the request is not loaded.
     Waits(Waiting),
 }
 

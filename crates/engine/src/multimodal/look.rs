@@ -80,11 +80,11 @@ impl Looking {
 /// Pictures and parts of clips since the engine has started.
 #[derive(Debug, Default)]
 pub struct MediaCounts {
-    /// Those that the tower has looked at.
+    /// Pictures and parts of clips that the tower has encoded.
     pub encoded: AtomicU64,
-    /// Those that were known by their content.
+    /// Pictures and parts of clips whose embeddings were found by their content.
     pub known: AtomicU64,
-    /// Those that requests have shown: the two before together.
+    /// Pictures and parts of clips of requests, encoded or found.
     pub shown: AtomicU64,
     /// Microseconds that the tower and its device have taken.
     pub tower_micros: AtomicU64,

@@ -53,7 +53,7 @@ impl Media {
         }
     }
 
-    /// Its files.
+    /// The files of a picture, video or sound.
     fn files(&self) -> &[Data] {
         match self {
             Media::Picture(image) => std::slice::from_ref(&image.data),
@@ -62,7 +62,7 @@ impl Media {
         }
     }
 
-    /// Its files, to be replaced.
+    /// The files of a picture, video or sound, to be replaced by what was read.
     fn files_mut(&mut self) -> &mut [Data] {
         match self {
             Media::Picture(image) => std::slice::from_mut(&mut image.data),
