@@ -155,7 +155,7 @@ impl Gemma4Unified {
         let (width, pixels) = (config.mm_embed_dim, config.patches().width());
         // A GGUF file has numbers of a patch channel by channel, and positions of columns before
         // those of rows.
-        let is_gguf = checkpoint.metadata().is_some();
+        let is_gguf = checkpoint.is_from_gguf(&at.name_of("patch_dense"));
         let number: &dyn Fn(usize) -> usize = &channel_first(config.side());
         let number = if is_gguf { number } else { &|i| i };
         let dense = at.stored("patch_dense", width, pixels)?;

@@ -307,6 +307,13 @@ impl Checkpoint {
         self.files[tensor.file].writer
     }
 
+    /// Whether tensor `name` lies in a GGUF file. A tower's file can be one where the model's own
+    /// files are not.
+    pub fn is_from_gguf(&self, name: &str) -> bool {
+        let tensor = self.tensors.get(name);
+        tensor.is_some_and(|tensor| self.writer(tensor) == Writer::Gguf)
+    }
+
     /// Finds `name` as stored.
     pub(crate) fn find(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)

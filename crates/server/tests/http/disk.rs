@@ -54,6 +54,14 @@ fn prompt(body: &Value) -> u64 {
     body["usage"]["prompt_tokens"].as_u64().unwrap()
 }
 
+/// A server whose engine has looked at its folder, as it has once it answers: a text that is too short to
+/// be written to disk.
+async fn looking(setup: Setup) -> Server {
+    let server = Server::start(setup).await;
+    server.chat(&turn(&[said("user", "Hello")])).await.json();
+    server
+}
+
 /// Ends a server and waits until what it leaves is on disk.
 async fn end(mut server: Server) {
     server.stop();
@@ -126,9 +134,7 @@ async fn a_damaged_file_is_removed_and_fails_no_request() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
         fs::write(&path, &bytes).unwrap();
-        let server = Server::start(setup(&folder)).await;
-        // The engine's thread has looked at the folder once it answers.
-        server.chat(&turn(&[said("user", "Hello")])).await.json();
+        let server = looking(setup(&folder)).await;
         let counters = server.engine.counters();
         assert_eq!(counters.disk_files.load(Ordering::Relaxed), is_known);
         let got = server.chat(&body).await.json();
@@ -188,9 +194,9 @@ async fn servers_of_two_models_share_a_folder_at_the_same_time() {
     )]);
     for round in 0..2 {
         let servers = [
-            Server::start(gemma()).await,
-            Server::start(setup(&folder)).await,
-            Server::start(setup(&folder)).await,
+            looking(gemma()).await,
+            looking(setup(&folder)).await,
+            looking(setup(&folder)).await,
         ];
         for server in servers {
             let answer = server.chat(&body).await.json();
