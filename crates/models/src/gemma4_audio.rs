@@ -285,7 +285,9 @@ impl Near {
         let head_dim = hidden / config.num_attention_heads;
         let linear = |name| ClippedLinear::plain(at, name, (hidden, hidden), clips);
         let learned = at.bare("per_dim_scale", head_dim)?;
-        let is_gguf = at.checkpoint.is_from_gguf(&at.at("q_proj").name_of("linear"));
+        let is_gguf = at
+            .checkpoint
+            .is_from_gguf(&at.at("q_proj").name_of("linear"));
         let scale = |learned: &f32| {
             let learned = f64::from(*learned);
             // A GGUF file has what softplus makes of it.

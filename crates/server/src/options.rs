@@ -557,21 +557,26 @@ fn stop(fields: &Fields<'_>, name: &'static str) -> Result<Vec<String>, ApiError
     Ok(stops)
 }
 
-/// `"auto"`, `"off"` or `{"draft_max": N}`.
+/// `"auto"`, `"off"`, `{"draft_max": N}` or `{"draft_fixed": N}`.
 fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<DraftLength>, ApiError> {
     const NAME: &str = "speculation";
-    let wrong = || fields.error(NAME, "must be \"auto\", \"off\" or {\"draft_max\": N}");
+    let expected = "must be \"auto\", \"off\", {\"draft_max\": N} or {\"draft_fixed\": N}";
     match fields.get(NAME) {
         None => Ok(None),
         Some(Value::String(word)) if word == "auto" => Ok(None),
         Some(Value::String(word)) if word == "off" => Ok(Some(DraftLength::UpTo(0))),
-        Some(Value::Object(map)) if map.keys().all(|key| key == "draft_max") => {
+        Some(Value::Object(map)) if map.len() <= 1 => {
             let inner = fields.inside(map, "speculation.");
-            let draft_max =
-                inner.integer("draft_max", 0..=i64::try_from(limit).unwrap_or(i64::MAX))?;
-            let draft_max = draft_max.and_then(|n| usize::try_from(n).ok());
-            Ok(draft_max.map(DraftLength::UpTo))
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let length =
+                |key| Ok::<_, ApiError>(inner.integer(key, 0..=limit)?.map(|n| n as usize));
+            match map.keys().next().map(String::as_str) {
+                None => Ok(None),
+                Some("draft_max") => Ok(length("draft_max")?.map(DraftLength::UpTo)),
+                Some("draft_fixed") => Ok(length("draft_fixed")?.map(DraftLength::Fixed)),
+                Some(_) => Err(fields.error(NAME, expected)),
+            }
         }
-        Some(_) => Err(wrong()),
+        Some(_) => Err(fields.error(NAME, expected)),
     }
 }

@@ -137,6 +137,7 @@ pub(crate) const AS_IN_OPENAI: &[&str] = &[
     "skip_special_tokens",
     "speculation",
     "speculation.draft_max",
+    "speculation.draft_fixed",
     "repeat_last_n",
     "mirostat",
     "mirostat_mode",

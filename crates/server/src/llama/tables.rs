@@ -128,6 +128,7 @@ const AS_IN_OPENAI: &[&str] = &[
     "stream",
     "speculation",
     "speculation.draft_max",
+    "speculation.draft_fixed",
     "repeat_last_n",
     "mirostat",
     "mirostat_mode",

@@ -248,7 +248,15 @@ fn table(name: &'static str, honored: &'static [Known], refused: &'static [Unsup
         .honors("", HONORED)
         .honors("", HONORED_OF_MODELS)
         .honors("", honored)
-        .shares("", &openai::CHAT, ["speculation", "speculation.draft_max"])
+        .shares(
+            "",
+            &openai::CHAT,
+            [
+                "speculation",
+                "speculation.draft_max",
+                "speculation.draft_fixed",
+            ],
+        )
         .honors(OPTIONS, HONORED_IN_OPTIONS)
         .shares_sampler_numbers(OPTIONS)
         .shares(OPTIONS, &openai::CHAT, AS_IN_OPENAI.iter().copied())

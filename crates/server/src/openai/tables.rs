@@ -157,12 +157,17 @@ pub(crate) const HONORED: &[Known] = &[
     known(
         "speculation",
         Any,
-        "`\"auto\"`, `\"off\"` or `{\"draft_max\": N}`; the text is the same",
+        "`\"auto\"`, `\"off\"`, `{\"draft_max\": N}` or `{\"draft_fixed\": N}`; the text is the same",
     ),
     known(
         "speculation.draft_max",
         Integer,
         "tokens of a draft, at most",
+    ),
+    known(
+        "speculation.draft_fixed",
+        Integer,
+        "tokens of every draft, even where fewer are faster: to measure acceptance by position",
     ),
     known(
         "response_format",

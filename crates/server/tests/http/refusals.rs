@@ -240,6 +240,8 @@ async fn values_out_of_range_are_named() {
         ("speculation", json!({"draft_max": 1, "x": 1})),
         ("speculation", json!(true)),
         ("speculation.draft_max", json!({"draft_max": 99})),
+        ("speculation.draft_fixed", json!({"draft_fixed": 99})),
+        ("speculation", json!({"draft_fixed": 1, "draft_max": 1})),
         ("chat_template", json!("{{ 1 }}")),
         ("chat_template_kwargs", json!([])),
         ("chat_template_kwargs", json!({"messages": []})),

@@ -155,6 +155,7 @@ async fn text_does_not_depend_on_streaming_speculation_or_company() {
                 json!({"speculation": "off"}),
                 json!({"speculation": "off", "stream": true}),
                 json!({"speculation": {"draft_max": 1}}),
+                json!({"speculation": {"draft_fixed": 2}}),
                 json!({"speculation": "auto"}),
             ] {
                 let other = server.chat(&with(request, more.clone())).await;

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Measures how many drafts are accepted with and without pictures: python3 benchmarks/acceptance.py http://127.0.0.1:8080 [LENGTH]
+
+The server has one of the bundled vision models. Asks the questions of `tests/golden/captions.json`, greedily, each with its
+picture or clip and without it, with drafts of LENGTH tokens (3 if not given), and prints for each kind of prompt:
+tokens written, tokens a round, and by position the share of rounds whose draft was accepted up to there
+(`vllm:spec_decode_num_accepted_tokens_per_pos_total` divided by `vllm:spec_decode_num_drafts_total`). Needs numpy.
+"""
+
+import base64
+import json
+import pathlib
+import re
+import struct
+import sys
+import urllib.request
+import zlib
+
+GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
+sys.path.insert(0, str(GOLDEN))
+from scenes import draw  # noqa: E402
+
+
+def png(picture):
+    """The address of a picture `[height, width, 3]`, which holds it as a PNG."""
+    height, width, _ = picture.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in picture)
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def shown(scene, fps):
+    """The part of a message that shows a scene."""
+    frames = [png(draw(scene["size"], scene["ground"], marks)) for marks in scene["frames"]]
+    if len(frames) == 1:
+        return {"type": "image_url", "image_url": {"url": frames[0]}}
+    return {"type": "video", "video": frames, "fps": fps}
+
+
+def ask(base, content, length):
+    """Tokens of the answer."""
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": 64,
+        "speculation": {"draft_fixed": length},
+    }
+    request = urllib.request.Request(
+        base + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["usage"]["completion_tokens"]
+
+
+def counts(base):
+    """Rounds with drafts, and accepted drafts by position."""
+    with urllib.request.urlopen(base + "/metrics") as response:
+        text = response.read().decode()
+    rounds = re.search(r"^vllm:spec_decode_num_drafts_total(?:\{.*\})? (\d+)", text, re.M)
+    by_position = re.findall(
+        r'^vllm:spec_decode_num_accepted_tokens_per_pos_total\{.*position="(\d+)".*\} (\d+)', text, re.M
+    )
+    return int(rounds[1]), {int(position): int(n) for position, n in by_position}
+
+
+def measure(base, name, contents, length):
+    rounds, accepted = counts(base)
+    written = sum(ask(base, content, length) for content in contents)
+    rounds_after, accepted_after = counts(base)
+    rounds = rounds_after - rounds
+    accepted = {p: n - accepted.get(p, 0) for p, n in sorted(accepted_after.items())}
+    shares = " ".join(f"{n / rounds:.2f}" for n in accepted.values() if n)
+    print(f"| {name} | {len(contents)} | {written} | {1 + sum(accepted.values()) / rounds:.2f} | {shares} |")
+
+
+def main():
+    base, length = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    golden = json.loads((GOLDEN / "captions.json").read_text())
+    kinds = {"pictures": [], "clips": []}
+    for scene in golden["scenes"]:
+        kinds["pictures" if len(scene["frames"]) == 1 else "clips"].append(scene)
+    print("| prompts | questions | tokens | tokens a round | accepted by position |")
+    print("| --- | ---: | ---: | ---: | --- |")
+    for name, scenes in kinds.items():
+        asked = [{"type": "text", "text": scene["question"]} for scene in scenes]
+        measure(base, name, [[shown(scene, golden["fps"]), text] for scene, text in zip(scenes, asked)], length)
+        measure(base, f"the same questions, no {name}", [[text] for text in asked], length)
+
+
+main()
