@@ -9,6 +9,7 @@ use backend::{KvFormat, KvFormats};
 use convert::ConvertError;
 use models::ModelError;
 use std::fmt;
+use std::path::PathBuf;
 
 /// Why a model cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,14 @@ pub enum EngineError {
     UnknownDrafter {
         /// What was asked for.
         name: &'static str,
+    },
+    /// The tower's file that was asked for gives the model nothing to see or hear with.
+    #[error("the tower in `{file}` cannot be used with this model: {reason}")]
+    NoTower {
+        /// The file.
+        file: PathBuf,
+        /// Why the model takes no pictures.
+        reason: String,
     },
     /// The weights cannot be stored as asked.
     #[error(transparent)]

@@ -14,7 +14,7 @@ use crate::drafters::{self, FALLBACK};
 use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
-use crate::multimodal::{Hearing, OwnFile, Senses, Sight, Vision};
+use crate::multimodal::{Hearing, OwnFile, Senses, Sight, TowerFile, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight};
@@ -49,10 +49,24 @@ pub fn load(
     let mut facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
     facts.vision = sight.vision(&b, &opened.text);
     facts.hearing = sight.hearing(&b, &opened.text);
+    require_asked_tower(&facts, options)?;
     options.progress.report("cache", 0.9);
     let remembered = remember(b, target, found, options)?;
     options.progress.report("self-test", 0.93);
     attempt(remembered, opened.text, facts, hashes, options)
+}
+
+/// An error if a tower's file was asked for and the model neither sees nor hears with it.
+fn require_asked_tower(facts: &Facts, options: &LoadOptions) -> Result<(), EngineError> {
+    match (&options.tower, &facts.vision, &facts.hearing) {
+        (TowerFile::At(file), Err(reason), Err(_)) if options.pictures => {
+            Err(EngineError::NoTower {
+                file: file.clone(),
+                reason: reason.clone(),
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The files of a model, opened.

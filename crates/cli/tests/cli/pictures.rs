@@ -209,6 +209,10 @@ fn a_gguf_model_sees_with_the_file_beside_it() {
         error.contains("the tower was made for a model with hidden rows of"),
         "{error}"
     );
+    // As wide, and of another family.
+    let args = ["run", ASK, "-m", "tiny-gemma4", "--mmproj", &elsewhere];
+    let error = bad(paceline(&folder, &args));
+    assert!(error.contains("cannot be used with this model"), "{error}");
     let error = bad(paceline(
         &folder,
         &["run", ASK, "-m", &file, "--mmproj", &file],
