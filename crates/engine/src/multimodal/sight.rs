@@ -1,7 +1,7 @@
 //! Whether a model that is being loaded takes pictures, clips and sounds, and with which towers.
 
 use super::vision::span_rows;
-use super::{Hearing, OwnFile, Vision};
+use super::{Hearing, OwnFile, TowerFile, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::source::Source;
 use backend::Backend;
@@ -25,6 +25,8 @@ pub(crate) struct Sight {
     /// What the configuration says of the sound tower, or why no sounds are taken.
     heard: Result<SoundPlan, String>,
     ear: Option<Box<dyn SoundTower>>,
+    /// Whether somebody named the file of the towers.
+    is_asked_for: bool,
 }
 
 /// What is known of a sound tower before it is loaded.
@@ -90,6 +92,7 @@ impl Sight {
             file,
             heard,
             ear: None,
+            is_asked_for: matches!(options.tower, TowerFile::At(_)),
         }
     }
 
@@ -107,27 +110,34 @@ impl Sight {
     }
 
     /// Brings the weights of the towers to device `b`, in the place of those that are there. A tower
-    /// that cannot be had does not keep a model from writing.
+    /// that cannot be had does not keep a model from writing, unless its file was asked for: then the caller
+    /// makes an error of it, if no other tower is there.
     pub(crate) fn load_towers(&mut self, b: &dyn Backend, checkpoint: &Checkpoint) {
         (self.tower, self.ear) = (None, None);
+        let mut missing = Vec::new();
         if let Ok(plan) = &self.heard {
             match models::load_sound_tower(b, checkpoint, &plan.extractor) {
                 Ok(tower) => self.ear = Some(tower),
                 Err(error) => {
-                    tracing::warn!(%error, "the model takes no sounds");
+                    missing.push(("sounds", error.to_string()));
                     self.heard = Err(error.to_string());
                 }
             }
         }
-        if self.plan.is_err() {
+        if self.plan.is_ok() {
+            match models::load_tower(b, checkpoint) {
+                Ok(tower) => self.tower = Some(tower),
+                Err(error) => {
+                    missing.push(("pictures", error.to_string()));
+                    self.plan = Err(error.to_string());
+                }
+            }
+        }
+        if self.is_asked_for && self.tower.is_none() && self.ear.is_none() {
             return;
         }
-        match models::load_tower(b, checkpoint) {
-            Ok(tower) => self.tower = Some(tower),
-            Err(error) => {
-                tracing::warn!(%error, "the model takes no pictures");
-                self.plan = Err(error.to_string());
-            }
+        for (what, error) in missing {
+            tracing::warn!(%error, "the model takes no {what}");
         }
     }
 
