@@ -1,17 +1,22 @@
 //! What it takes to look at a picture with a vision tower of the size that is released: that of
 //! Qwen 3.5 27B, 27 layers, with random weights.
 //!
-//! `towers FOLDER [--device cpu|cuda] [--width H] [--sides N,N,…] [--rounds N]` writes the tower into
+//! `towers FOLDER [--device cpu|cuda] [--width H] [--sides N,N,…] [--rounds N] [--slice ROWS]` writes the tower into
 //! FOLDER as `mmproj.gguf`, with matrices in 16 bits, as llama.cpp's converter does, and a picture
 //! `N.png` for each side, so that other engines can look at the same ones with the same weights. H is
 //! how wide a row of the language model is. One line of JSON for each picture, on stdout: its rows and
-//! the milliseconds from pixels to embeddings on the host, the median over the rounds.
+//! the milliseconds from pixels to embeddings on the host, the median over the rounds. Then those of each kind
+//! of work, one after the other, of which the host takes `host_ms` before it waits for the device: `embed` is
+//! cutting patches, their positions, copying both to the device and the first product; `heads` and `mix` are the
+//! layers before and behind attention's keys; `merge` ends with the copy to the host. With `--slice`, `sliced_ms` is
+//! what all takes in slices of so many rows, waiting for each as a server does beside other requests.
 
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
 use cuda::{Cuda, CudaOptions};
-use models::{Frames, encode, load_tower};
+use models::{Frames, Tower, TowerRun, encode, load_tower};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use suites::projector::{Tensor, projector_file_in, projector_tensors};
@@ -98,12 +103,36 @@ fn option(name: &str, default: &str) -> String {
     arguments.nth(1).unwrap_or_else(|| default.to_owned())
 }
 
+/// Looks at `frames` phase by phase, in slices of `rows` rows, waiting for each: milliseconds of each kind of
+/// work, those of the host before it waits and all.
+fn phases(
+    tower: &dyn Tower,
+    b: &dyn Backend,
+    frames: &Frames<'_>,
+    rows: usize,
+) -> BTreeMap<&'static str, [f64; 2]> {
+    let mut run = TowerRun::new(tower, frames).unwrap();
+    let mut took = BTreeMap::new();
+    while let Some(phase) = run.next_phase() {
+        let start = Instant::now();
+        run.advance(tower, b, frames, rows);
+        let host = start.elapsed();
+        b.finish().unwrap();
+        let of: &mut [f64; 2] = took.entry(phase.kind).or_default();
+        for (sum, took) in of.iter_mut().zip([host, start.elapsed()]) {
+            *sum += took.as_secs_f64() * 1e3;
+        }
+    }
+    took
+}
+
 fn main() {
     let folder = std::env::args().nth(1).expect("a folder");
     let folder = PathBuf::from(folder);
     std::fs::create_dir_all(&folder).unwrap();
     let width = option("--width", "5120").parse().unwrap();
     let rounds: usize = option("--rounds", "5").parse().unwrap();
+    let slice: usize = option("--slice", "0").parse().unwrap();
     let file = folder.join("mmproj.gguf");
     write(&file, width);
     let b: Box<dyn Backend> = match &*option("--device", "cpu") {
@@ -138,9 +167,14 @@ fn main() {
         }
         times.sort_by(f64::total_cmp);
         let ms = times[times.len() / 2];
-        println!(
-            "{}",
-            json!({"device": b.name(), "side": side, "rows": rows, "ms": ms})
-        );
+        let mut line = json!({"device": b.name(), "side": side, "rows": rows, "ms": ms});
+        for (kind, [host, all]) in phases(&*tower, &*b, &frames, usize::MAX) {
+            line[kind] = json!({"host_ms": host, "ms": all});
+        }
+        if slice > 0 {
+            let took = phases(&*tower, &*b, &frames, slice);
+            line["sliced_ms"] = json!(took.values().map(|[_, all]| all).sum::<f64>());
+        }
+        println!("{line}");
     }
 }

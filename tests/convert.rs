@@ -6,11 +6,14 @@ use backend::{Backend, Batch, Store};
 use cache::{KeptSize, Memory, MemorySize};
 use convert::{Growth, Quantize, convert, inflate};
 use cpu::{Activations, Cpu, CpuOptions};
-use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
+use models::{
+    ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Taps, Target, encode, load_target,
+    load_tower,
+};
 use speculate::draft::{Assistant, Chained};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::Arc;
-use suites::repository;
+use suites::{repository, test_pixels};
 use weights::Checkpoint;
 
 /// A target with its drafter: its own MTP head, or an assistant.
@@ -403,5 +406,37 @@ fn quantizing_keeps_what_the_policy_names_and_moves_scores_by_little() {
         let (eight, four) = (far("affine8-g32"), far("affine4-g32"));
         println!("{name}: {eight} {four}");
         assert!(eight < most && 3.0 * eight < four, "{name}: {eight} {four}");
+    }
+}
+
+#[test]
+fn a_tower_writes_rows_that_are_as_wide_as_the_grown_model() {
+    let b = Cpu::new(CpuOptions::default()).unwrap();
+    for model in ["models/tiny-qwen3.5-vision", "models/tiny-gemma4-vision"] {
+        let small = Checkpoint::open(&repository(model)).unwrap();
+        let recipe = inflate(&small, &GROWTH).unwrap();
+        let large = recipe.checkpoint(&mut |_, _| {}).unwrap();
+        let [want, got] = [&small, &large].map(|checkpoint| {
+            let tower = load_tower(&b, checkpoint).unwrap();
+            let side = tower.outline().patch * tower.outline().merge;
+            let (height, width) = (2 * side, 3 * side);
+            let rgb = test_pixels(1, height, width);
+            let frames = Frames {
+                height,
+                width,
+                rgb: &rgb,
+            };
+            let (_, rows) = encode(&*tower, &b, &frames).unwrap();
+            let rows = rows.chunks_exact(tower.embedding_size());
+            rows.map(<[f32]>::to_vec).collect::<Vec<_>>()
+        });
+        let hidden = load_target(&b, &large).unwrap().hidden_size();
+        for (got, want) in got.iter().zip(&want) {
+            assert_eq!([got.len(), hidden], [4 * want.len(); 2], "{model}");
+            // Hidden rows are twice as large, and end in zeros.
+            let wide = want.iter().map(|x| 2.0 * x);
+            let wide: Vec<f32> = wide.chain(vec![0.0; 3 * want.len()]).collect();
+            assert!(*got == wide, "{model}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 use backend::{Backend, Reference};
 use convert::gguf::{Store, TensorInfo, Writer};
 use cpu::{Cpu, CpuOptions};
-use models::{ModelError, SoundError, SoundTower, encode_sound, load_sound_tower};
+use models::{ModelError, SoundError, SoundRun, SoundTower, encode_sound, load_sound_tower};
 use serde_json::{Value as Json, json};
 use suites::{golden, test_samples};
 use weights::Checkpoint;
@@ -159,6 +159,36 @@ fn rows(tower: &dyn SoundTower, b: &dyn Backend, n: usize) -> Vec<f32> {
     encode_sound(tower, b, &test_samples(n, 3)).unwrap()
 }
 
+/// Asserts that `tower` makes the same rows however its work is cut.
+fn assert_slices_change_nothing(tower: &dyn SoundTower, b: &dyn Backend, what: &str) {
+    // More rows than one sees, and fewer.
+    for n in [48_000, 9_000] {
+        let (samples, want) = (test_samples(n, 3), rows(tower, b, n));
+        for size in [1, 5, 16, 23] {
+            let mut run = SoundRun::new(tower);
+            while run.next_phase().is_some() {
+                run.advance(tower, b, &samples, size);
+            }
+            b.finish().unwrap();
+            let got = run.into_rows();
+            assert!(
+                got == want,
+                "{what} on {}: {n} samples by {size} rows",
+                b.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_sound_tower_makes_the_same_rows_in_slices_of_any_size() {
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    for (model, ..) in MODELS {
+        let tower = load_sound_tower(&cpu, &golden(model), &Json::Null).unwrap();
+        assert_slices_change_nothing(&*tower, &cpu, model);
+    }
+}
+
 /// `[a, b, rest]` as `[a, rest, b]`.
 fn second_axis_last((shape, values): (Vec<usize>, Vec<f32>)) -> (Vec<usize>, Vec<f32>) {
     let (b, rest) = (shape[1], shape[2..].iter().product::<usize>());
@@ -285,5 +315,6 @@ fn gpu_rows_are_near_those_of_the_reference_and_the_same_each_time() {
         let far = far.fold(0.0, f32::max);
         assert!(far < 0.02 * most, "{model}: {far} of {most}");
         assert!(rows(&*tower, &gpu, n) == got, "{model}: the same again");
+        assert_slices_change_nothing(&*tower, &gpu, model);
     }
 }

@@ -4,7 +4,7 @@
 use backend::{Backend, Reference};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions, Isa};
-use models::{Frames, ModelError, Tower, encode, load_target, load_tower};
+use models::{Frames, ModelError, Phase, Tower, TowerRun, encode, load_target, load_tower};
 use serde_json::{Value as Json, json};
 use speculate::{MediaSpan, Prompt, Speculator};
 use std::sync::Arc;
@@ -417,6 +417,88 @@ fn a_frame_has_the_same_rows_alone_and_in_a_clip_of_any_length() {
         "models/tiny-gemma4-vision",
         240,
     );
+}
+
+/// Frames, and rows of a frame from top to bottom and from left to right, that towers look at in slices.
+const SLICED: [(usize, [usize; 2]); 5] = [
+    (1, [1, 1]),
+    (1, [2, 3]),
+    (1, [7, 5]),
+    (3, [2, 2]),
+    (1, [13, 11]),
+];
+
+/// Asserts that `model` makes the same rows of frames however its work is cut.
+fn assert_slices_change_nothing(b: &dyn Backend, model: &str) {
+    let tower = load_tower(b, &open(model)).unwrap();
+    let side = tower.outline().patch * tower.outline().merge;
+    let mut rng = suites::Rng(11);
+    for (n, size) in SLICED {
+        let [height, width] = size.map(|rows| rows * side);
+        let rgb = test_pixels(n, height, width);
+        let frames = Frames {
+            height,
+            width,
+            rgb: &rgb,
+        };
+        let want = encode(&*tower, b, &frames).unwrap();
+        let check = |what: &str, slice: &mut dyn FnMut(Phase) -> usize| {
+            let mut run = TowerRun::new(&*tower, &frames).unwrap();
+            let mut slices = 0;
+            while let Some(phase) = run.next_phase() {
+                run.advance(&*tower, b, &frames, slice(phase));
+                slices += 1;
+            }
+            b.finish().unwrap();
+            let got = run.into_rows();
+            assert!(
+                got == want,
+                "{model} on {}: {n} frames of {size:?} in {slices} slices of {what}",
+                b.name()
+            );
+            slices
+        };
+        let whole = check("whole phases", &mut |phase| phase.rows);
+        assert_eq!(whole, 2 + 2 * tower.outline().layers);
+        if size[0] * size[1] < 10 {
+            check("a row", &mut |_| 1);
+        }
+        for rows in [16, 37, 64] {
+            let slices = check(&format!("{rows} rows"), &mut |_| rows);
+            // Every row of every phase has run once.
+            assert!(slices >= whole);
+        }
+        check("random sizes", &mut |phase| {
+            1 + rng.below(phase.rows as u32 + 20) as usize
+        });
+    }
+}
+
+#[test]
+fn a_tower_makes_the_same_rows_in_slices_of_any_size() {
+    let best = *Isa::available().last().unwrap();
+    for (model, _) in MODELS.iter().chain(&[("models/tiny-gemma4-vision", "")]) {
+        for (activations, threads) in [(Activations::Int8, 2), (Activations::F32, 1)] {
+            let options = CpuOptions {
+                threads,
+                isa: Some(best),
+                activations,
+                ..CpuOptions::default()
+            };
+            assert_slices_change_nothing(&Cpu::new(options).unwrap(), model);
+        }
+    }
+}
+
+#[test]
+fn gpu_towers_make_the_same_rows_in_slices_of_any_size() {
+    let gpu = match cuda::Cuda::new(cuda::CudaOptions::default()) {
+        Ok(gpu) => gpu,
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (model, _) in MODELS.iter().chain(&[("models/tiny-gemma4-vision", "")]) {
+        assert_slices_change_nothing(&gpu, model);
+    }
 }
 
 #[test]

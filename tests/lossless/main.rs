@@ -11,6 +11,7 @@
 //! knows the text and spoils some of it, and the small trained models of `models/`
 //! draft with their own heads.
 
+mod beside;
 mod bounded;
 mod constrained;
 mod disk;

@@ -245,6 +245,11 @@ mod tests {
         ("port", "serve", "the address"),
         ("parallel", "serve", "requests in one batch"),
         ("queue", "serve", "requests that wait"),
+        (
+            "tower-share",
+            "serve",
+            "when pictures are looked at beside texts",
+        ),
         ("no-prefix-cache", "serve", "cached tokens"),
         ("kv-events", "serve", "messages over ZeroMQ"),
         ("kv-events-replay", "serve", "messages that come again"),

@@ -33,6 +33,10 @@ pub struct EngineOptions {
     /// Where texts that have ended outlive the engine, of a model that was loaded with
     /// [`LoadOptions::identify`](crate::LoadOptions::identify).
     pub disk: Option<CacheFolder>,
+    /// For how long a tower may look at pictures, clips and sounds between two rounds, in percent of a
+    /// round's time, beside seven requests or more; beside fewer, `7 / requests` times as long, and beside
+    /// none until it is done. Embeddings are the same.
+    pub tower_share: u32,
     /// What the engine counts in; those of an engine that has ended go on.
     pub counters: Arc<Counters>,
 }
@@ -44,6 +48,7 @@ impl Default for EngineOptions {
             reuse: true,
             page_sink: None,
             disk: None,
+            tower_share: 10,
             counters: Arc::default(),
         }
     }

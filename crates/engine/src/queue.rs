@@ -105,6 +105,11 @@ impl Queue {
         self.waiting.is_empty()
     }
 
+    /// The requests that wait, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.waiting.iter().map(|(_, waiting)| waiting)
+    }
+
     /// Takes out the requests that were cancelled.
     pub(crate) fn take_cancelled(&mut self) -> Vec<Waiting> {
         let cancelled = self.waiting.extract_if(.., |(_, w)| w.is_cancelled());

@@ -92,7 +92,8 @@ impl Scheduler {
         Scheduler {
             speculator: model.speculator,
             text: model.text,
-            looking: model.senses.is_some().then(|| Looking::new(model.senses)),
+            looking: (model.senses.is_some())
+                .then(|| Looking::new(model.senses, options.tower_share)),
             chunk: model.chunk,
             pace: Pace::default(),
             draft_max: info.draft_max,
@@ -116,6 +117,10 @@ impl Scheduler {
             {
                 disk.hurry(&mut self.speculator);
             }
+            if self.running.is_empty() {
+                // Texts do not wait for a tower that has all the time.
+                self.admit();
+            }
             self.look();
             self.admit();
             self.drop_cancelled();
@@ -137,6 +142,9 @@ impl Scheduler {
             let rows = due.iter().map(|&rows| rows.min(chunk)).sum();
             let took = start.elapsed();
             self.pace.note(rows, took);
+            if let Some(looking) = &mut self.looking {
+                looking.round(took, due.len());
+            }
             match round {
                 Ok(()) => self.deliver(),
                 Err(error) => self.fail(&error.to_string()),

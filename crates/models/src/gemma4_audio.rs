@@ -625,16 +625,27 @@ impl SoundTower for Gemma4Audio {
         }
     }
 
-    fn forward(&self, b: &dyn Backend, samples: &[f32]) -> Tensor {
-        let (config, features) = (&self.config, self.mel.features(samples));
+    fn embed(&self, b: &dyn Backend, samples: &[f32]) -> Tensor {
+        let features = self.mel.features(samples);
         assert!(!features.is_empty(), "a sound for the tower");
-        let mut x = self.subsampling.forward(b, &features); // [n, D]
+        let x = self.subsampling.forward(b, &features); // [n, D]
         b.note(format_args!("audio.embed"), &x);
-        for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(b, &x, &self.distances, config);
-            b.note(format_args!("audio.layers.{i}.out"), &x);
-        }
-        let x = b.affine(b.matmul(&x, &self.output), None, &self.output_bias);
-        project_sound(b, &x, &self.projection, config.rms_norm_eps)
+        x
+    }
+
+    fn layer(&self, b: &dyn Backend, layer: usize, x: &Tensor) -> Tensor {
+        let x = self.layers[layer].forward(b, x, &self.distances, &self.config);
+        b.note(format_args!("audio.layers.{layer}.out"), &x);
+        x
+    }
+
+    fn reach(&self) -> usize {
+        // Rows before that attention sees, and that the convolution behind it sums.
+        self.config.window() - 1 + self.config.conv_kernel_size - 1
+    }
+
+    fn project(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
+        let x = b.affine(b.matmul(x, &self.output), None, &self.output_bias);
+        project_sound(b, &x, &self.projection, self.config.rms_norm_eps)
     }
 }

@@ -13,12 +13,14 @@
 use crate::gemma4_vision::{TOKEN_TEXTS, VIDEO, VIDEO_ROWS, project, projection};
 use crate::layers::{LayerNorm, Loader};
 use crate::media::{
-    Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower, TowerKind,
-    TowerOutline, TowerPlan, channel_first, in_order, require_sides, tokens,
+    Cut, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower,
+    TowerKind, TowerLayers, TowerOutline, TowerPlan, channel_first, gathered, in_order,
+    require_sides, tokens,
 };
 use crate::{ModelError, parse, require_sizes};
 use backend::{Backend, Matrix, Tensor};
 use serde::Deserialize;
+use std::ops::Range;
 use weights::Checkpoint;
 
 pub(crate) const TOWER: TowerKind = TowerKind {
@@ -211,14 +213,24 @@ impl Tower for Gemma4Unified {
         self.config.patches().grid(frames)
     }
 
-    fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor {
+    fn places(&self, grid: MediaGrid) -> Vec<[usize; 2]> {
+        self.config.patches().places(grid)
+    }
+
+    fn embed(
+        &self,
+        b: &dyn Backend,
+        frames: &Frames<'_>,
+        places: &[[usize; 2]],
+        rows: Range<usize>,
+    ) -> Tensor {
         let patches = self.config.patches();
-        let (cut, width) = (patches.cut(frames), patches.width());
+        let Cut { values, places } = patches.cut(frames, places, rows);
         let position = |ids: &dyn Fn(&[usize; 2]) -> usize| {
-            let ids: Vec<u32> = cut.places.iter().map(|at| ids(at) as u32).collect();
-            b.embed(&self.positions, &ids.repeat(cut.runs), 1.0)
+            let ids: Vec<u32> = places.iter().map(|at| ids(at) as u32).collect();
+            b.embed(&self.positions, &ids, 1.0)
         };
-        let p = b.upload(cut.values.len() / width, width, &cut.values);
+        let p = b.upload(places.len(), patches.width(), &values);
         let u = self.pixel_norm.forward(b, &p);
         let u = b.affine(b.matmul(&u, &self.dense), None, &self.bias); // [n, D]
         let u = self.dense_norm.forward(b, &u);
@@ -229,7 +241,18 @@ impl Tower for Gemma4Unified {
         };
         let u = b.add(u, &position(&|&[_, column]| each * column));
         let u = b.add(u, &position(&|&[row, _]| each * row + rows));
-        let u = self.position_norm.forward(b, &u);
-        project(b, &u, &self.projection, self.config.rms_norm_eps)
+        self.position_norm.forward(b, &u)
+    }
+
+    fn layers(&self) -> Option<&dyn TowerLayers> {
+        None
+    }
+
+    fn merge(&self, b: &dyn Backend, x: &Tensor, _: MediaGrid, rows: Range<usize>) -> Tensor {
+        let project = |u: &Tensor| project(b, u, &self.projection, self.config.rms_norm_eps);
+        match rows.len() == x.rows() {
+            true => project(x),
+            false => project(&gathered(b, x, rows)),
+        }
     }
 }

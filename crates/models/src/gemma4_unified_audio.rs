@@ -100,12 +100,23 @@ impl SoundTower for Gemma4UnifiedAudio {
         }
     }
 
-    fn forward(&self, b: &dyn Backend, samples: &[f32]) -> Tensor {
+    fn embed(&self, b: &dyn Backend, samples: &[f32]) -> Tensor {
         let width = self.config.audio_embed_dim;
         let rows = self.rows(samples.len()).expect("a sound for the tower");
         let mut values = samples.to_vec();
         values.resize(rows * width, 0.0);
-        let s = b.upload(rows, width, &values);
-        project_sound(b, &s, &self.projection, self.config.rms_norm_eps)
+        b.upload(rows, width, &values)
+    }
+
+    fn layer(&self, _: &dyn Backend, _: usize, _: &Tensor) -> Tensor {
+        unreachable!("a front end without layers")
+    }
+
+    fn reach(&self) -> usize {
+        0
+    }
+
+    fn project(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
+        project_sound(b, x, &self.projection, self.config.rms_norm_eps)
     }
 }

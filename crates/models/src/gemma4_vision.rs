@@ -14,13 +14,14 @@
 
 use crate::layers::{ClippedLinear, Loader, frequencies};
 use crate::media::{
-    Cut, FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
-    Tower, TowerKind, TowerOutline, TowerPlan, VideoRule, channel_first, in_order, require_sides,
-    tokens,
+    Cut, FrameAttention, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
+    Tower, TowerKind, TowerLayers, TowerOutline, TowerPlan, VideoRule, channel_first, in_order,
+    require_sides, tokens,
 };
 use crate::{ModelError, parse, require, require_sizes};
-use backend::{Activation, Backend, Matrix, Rope, Tensor};
+use backend::{Activation, Backend, Batch, Matrix, Rope, Tensor};
 use serde::Deserialize;
+use std::ops::Range;
 use weights::Checkpoint;
 
 pub(crate) const TOWER: TowerKind = TowerKind {
@@ -270,22 +271,28 @@ impl Layer {
         })
     }
 
-    fn forward(
+    /// Queries, keys and values of rows `x`.
+    fn heads(
         &self,
         b: &dyn Backend,
-        x: Tensor,
-        rope: &Rope,
-        memory: &mut FrameMemory,
+        x: &Tensor,
+        (rope, batch): (&Rope, &Batch),
         eps: f32,
-    ) -> Tensor {
+    ) -> [Tensor; 3] {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
-        let head = |x: Tensor, w: &Tensor, batch| b.rope(norm(&x, w), rope, batch);
+        let head = |x: Tensor, w: &Tensor| b.rope(norm(&x, w), rope, batch);
+        let h = norm(x, &self.input_norm);
+        let q = head(self.q.forward(b, &h), &self.q_norm); // [n, h e]
+        let k = head(self.k.forward(b, &h), &self.k_norm);
+        let v = b.rms_norm(&self.v.forward(b, &h), None, rope.head_dim, eps);
+        [q, k, v]
+    }
+
+    /// What follows attention `a` of rows `x`.
+    fn mix(&self, b: &dyn Backend, x: Tensor, a: Tensor, eps: f32) -> Tensor {
+        let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
         let x = {
-            let h = norm(&x, &self.input_norm);
-            let q = head(self.q.forward(b, &h), &self.q_norm, &memory.batch); // [n, h e]
-            let k = head(self.k.forward(b, &h), &self.k_norm, &memory.batch);
-            let v = b.rms_norm(&self.v.forward(b, &h), None, rope.head_dim, eps);
-            let a = self.o.forward(b, &memory.attend(b, &q, &k, &v)); // [n, Hv]
+            let a = self.o.forward(b, &a); // [n, Hv]
             b.add(norm(&a, &self.post_attention_norm), &x)
         };
         let h = norm(&x, &self.pre_mlp_norm);
@@ -358,31 +365,9 @@ impl Gemma4Vision {
         })
     }
 
-    /// `(2 p - 1) W + X[column] + Y[row]`, of patches whose numbers are `values`.
-    fn patch_rows(
-        &self,
-        b: &dyn Backend,
-        values: Vec<f32>,
-        places: &[[usize; 2]],
-        runs: usize,
-    ) -> Tensor {
-        let width = self.config.patches().width();
-        let first_row = self.config.position_embedding_size;
-        let by = |place: &dyn Fn(&[usize; 2]) -> usize| {
-            let ids: Vec<u32> = places.iter().map(|at| place(at) as u32).collect();
-            b.embed(&self.positions, &ids.repeat(runs), 1.0)
-        };
-        let x = {
-            let p = b.upload(values.len() / width, width, &values);
-            drop(values);
-            b.matmul(&p, &self.input) // [n, Hv]
-        };
-        let x = b.add(x, &by(&|&[_, column]| column));
-        b.add(x, &by(&|&[row, _]| first_row + row))
-    }
-
-    /// `√Hv` times the mean of each `k × k` patches, row-major: `[n / k², Hv]`.
-    fn pool(&self, b: &dyn Backend, x: &Tensor, grid: MediaGrid) -> Tensor {
+    /// `√Hv` times the mean of each `k × k` patches, of pooled rows `rows` of runs of `grid`, row-major:
+    /// `[n, Hv]`.
+    fn pool(&self, b: &dyn Backend, x: &Tensor, grid: MediaGrid, rows: Range<usize>) -> Tensor {
         let k = self.config.pooling_kernel_size;
         let cols = grid.width * k;
         let corner = |i: usize| {
@@ -391,7 +376,7 @@ impl Gemma4Vision {
         };
         let nth = |patch: usize| {
             let offset = patch / k * cols + patch % k;
-            let rows: Vec<usize> = (0..grid.rows()).map(|i| corner(i) + offset).collect();
+            let rows: Vec<usize> = rows.clone().map(|i| corner(i) + offset).collect();
             b.gather(x, &rows)
         };
         let sum = (1..k * k).fold(nth(0), |sum, patch| b.add(sum, &nth(patch)));
@@ -427,33 +412,68 @@ impl Tower for Gemma4Vision {
         self.config.patches().grid(frames)
     }
 
-    fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor {
-        let (config, eps) = (&self.config, self.config.rms_norm_eps);
-        let grid = self.grid(frames).expect("frames of a size for the tower");
-        let Cut {
-            values,
-            places,
-            runs,
-        } = config.patches().cut(frames);
-        let heads = (
-            config.num_attention_heads,
-            config.kv_heads(),
-            config.head_dim,
-        );
-        let mut memory = FrameMemory::new(b, runs, &places, heads, 1.0);
-        let mut x = self.patch_rows(b, values, &places, runs); // [n, Hv]
+    fn places(&self, grid: MediaGrid) -> Vec<[usize; 2]> {
+        self.config.patches().places(grid)
+    }
+
+    fn embed(
+        &self,
+        b: &dyn Backend,
+        frames: &Frames<'_>,
+        places: &[[usize; 2]],
+        rows: Range<usize>,
+    ) -> Tensor {
+        let patches = self.config.patches();
+        let first_row = self.config.position_embedding_size;
+        let Cut { values, places } = patches.cut(frames, places, rows);
+        let by = |place: &dyn Fn(&[usize; 2]) -> usize| {
+            let ids: Vec<u32> = places.iter().map(|at| place(at) as u32).collect();
+            b.embed(&self.positions, &ids, 1.0)
+        };
+        let x = {
+            let p = b.upload(places.len(), patches.width(), &values);
+            drop(values);
+            b.matmul(&p, &self.input) // [n, Hv]
+        };
+        let x = b.add(x, &by(&|&[_, column]| column));
+        let x = b.add(x, &by(&|&[row, _]| first_row + row));
         b.note(format_args!("vision.embed"), &x);
-        for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(b, x, &self.rope, &mut memory, eps);
-            b.note(format_args!("vision.layers.{i}.out"), &x);
-        }
-        let mut v = self.pool(b, &x, grid); // [n / k², Hv]
+        x
+    }
+
+    fn layers(&self) -> Option<&dyn TowerLayers> {
+        Some(self)
+    }
+
+    fn merge(&self, b: &dyn Backend, x: &Tensor, grid: MediaGrid, rows: Range<usize>) -> Tensor {
+        let mut v = self.pool(b, x, grid, rows); // [n, Hv]
         if let Some(Standard { shift, scale, zero }) = &self.standard {
             // Not one product and sum: the difference is of large numbers.
             v = b.affine(b.affine(v, None, shift), Some(scale), zero);
         }
         b.note(format_args!("vision.pooled"), &v);
-        project(b, &v, &self.projection, eps)
+        project(b, &v, &self.projection, self.config.rms_norm_eps)
+    }
+}
+
+impl TowerLayers for Gemma4Vision {
+    fn attention(&self) -> FrameAttention {
+        FrameAttention {
+            heads: self.config.num_attention_heads,
+            kv_heads: self.config.kv_heads(),
+            head_dim: self.config.head_dim,
+            scale: 1.0,
+        }
+    }
+
+    fn heads(&self, b: &dyn Backend, layer: usize, x: &Tensor, batch: &Batch) -> [Tensor; 3] {
+        self.layers[layer].heads(b, x, (&self.rope, batch), self.config.rms_norm_eps)
+    }
+
+    fn mix(&self, b: &dyn Backend, layer: usize, x: Tensor, a: Tensor) -> Tensor {
+        let x = self.layers[layer].mix(b, x, a, self.config.rms_norm_eps);
+        b.note(format_args!("vision.layers.{layer}.out"), &x);
+        x
     }
 }
 

@@ -34,10 +34,11 @@ pub use gemma4::Gemma4;
 pub use gemma4_assistant::Gemma4Assistant;
 pub use head::{ChainedHead, HeadLogits, Scored, Shortlist};
 pub use media::{
-    EncodeError, Frames, MediaError, MediaGrid, MediaTokens, SOUND_RATE, SOUND_SECONDS_MAX,
-    SOUND_TOWER_PREFIXES, SizeRule, SoundError, SoundOutline, SoundTokens, SoundTower,
-    TOWER_PREFIXES, Tower, TowerOutline, TowerPlan, VideoRule, encode, encode_sound, has_tower,
-    load_sound_tower, load_tower, sound_features, sound_outline, tower_plan,
+    EncodeError, FrameAttention, Frames, MediaError, MediaGrid, MediaTokens, Phase, SOUND_RATE,
+    SOUND_SECONDS_MAX, SOUND_TOWER_PREFIXES, SizeRule, SoundError, SoundOutline, SoundRun,
+    SoundTokens, SoundTower, TOWER_PREFIXES, Tower, TowerLayers, TowerOutline, TowerPlan, TowerRun,
+    VideoRule, encode, encode_sound, has_tower, load_sound_tower, load_tower, sound_features,
+    sound_outline, tower_plan,
 };
 pub use outline::{DeltaHeads, Outline, OutlineFamily};
 pub use qwen3_5::Qwen35;

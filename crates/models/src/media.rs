@@ -4,34 +4,41 @@
 //! ([`Tower::size_rule`] says to what), cuts them into patches and returns embeddings, which
 //! stand in the place of token embeddings in a target's step
 //! ([`Target::inputs`](crate::Target::inputs)). A frame's rows depend on that frame alone and
-//! have the same bits whatever else is computed with them.
+//! have the same bits whatever else is computed with them. [`encode`] runs a tower from pixels to
+//! embeddings; a [`TowerRun`] does so in slices, between which a device may do other things.
 //!
 //! Absent: decoding, resizing, prompts, and any cache of what was computed.
 
 mod attention;
 mod mel;
+mod parallel;
 mod patches;
+mod run;
 mod size;
 mod sound;
+mod sound_run;
 mod video;
 
+pub use attention::FrameAttention;
 pub(crate) use attention::FrameMemory;
 pub(crate) use mel::MelRule;
+pub(crate) use parallel::in_parallel;
 pub(crate) use patches::{Cut, PatchOrder, Patches, channel_first, channel_last, in_order};
+pub(crate) use run::gathered;
+pub use run::{Phase, TowerRun};
 pub use size::SizeRule;
 pub use sound::{
     SOUND_RATE, SOUND_SECONDS_MAX, SOUND_TOWER_PREFIXES, SoundError, SoundOutline, SoundTokens,
     SoundTower, encode_sound, load_sound_tower, sound_features, sound_outline,
 };
 pub(crate) use sound::{SoundKind, matrix_of, project_sound, sound_projection, sound_tokens};
+pub use sound_run::SoundRun;
 pub use video::VideoRule;
 
 use crate::{ModelError, gemma4_unified, gemma4_vision, qwen3_5_vision, require};
-use backend::{Backend, DeviceError, Tensor};
+use backend::{Backend, Batch, DeviceError, Tensor};
+use std::ops::Range;
 use weights::Checkpoint;
-
-/// Patches in one step of a tower, about: what bounds the memory that a long video takes.
-const STEP_PATCHES: usize = 8192;
 
 /// Pixels on their way into a tower: a picture is one frame, a video several of one size.
 #[derive(Clone, Copy, Debug)]
@@ -56,15 +63,6 @@ impl<'a> Frames<'a> {
             0 => 0,
             bytes if self.rgb.len().is_multiple_of(bytes) => self.rgb.len() / bytes,
             _ => 0,
-        }
-    }
-
-    /// Frames `frames` alone.
-    fn part(&self, frames: std::ops::Range<usize>) -> Frames<'a> {
-        let bytes = self.frame_bytes();
-        Frames {
-            rgb: &self.rgb[frames.start * bytes..frames.end * bytes],
-            ..*self
         }
     }
 }
@@ -219,13 +217,37 @@ pub trait Tower: Send + Sync {
     /// [`MediaError`], if there are no frames or they have no size that the tower takes.
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError>;
 
-    /// Embeddings of `frames` in one step, span after span: `[rows, H]`. [`encode`] takes longer
-    /// videos apart.
-    ///
-    /// # Panics
-    ///
-    /// If [`Tower::grid`] gives an error.
-    fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor;
+    /// Row and column of each patch of a run of `grid`, in the order of the tower's rows.
+    fn places(&self, grid: MediaGrid) -> Vec<[usize; 2]>;
+
+    /// Patches `rows` of `frames` as rows of the tower, those of one run after those of the one before:
+    /// `[n, hidden size]`. `places` are [`Tower::places`].
+    fn embed(
+        &self,
+        b: &dyn Backend,
+        frames: &Frames<'_>,
+        places: &[[usize; 2]],
+        rows: Range<usize>,
+    ) -> Tensor;
+
+    /// The layers between [`Tower::embed`] and [`Tower::merge`], if there are any.
+    fn layers(&self) -> Option<&dyn TowerLayers>;
+
+    /// Embeddings `rows`, of whole runs of `grid` whose patches are the rows of `x`: `[n, H]`.
+    fn merge(&self, b: &dyn Backend, x: &Tensor, grid: MediaGrid, rows: Range<usize>) -> Tensor;
+}
+
+/// Layers of a tower, whose rows see each other in attention and nowhere else: what comes before it and
+/// after it may be asked of any rows, with the same bits.
+pub trait TowerLayers: Send + Sync {
+    /// How rows attend.
+    fn attention(&self) -> FrameAttention;
+
+    /// Queries, keys and values of `layer`, of rows `x`: `[n, hidden size]`, whose places are in `batch`.
+    fn heads(&self, b: &dyn Backend, layer: usize, x: &Tensor, batch: &Batch) -> [Tensor; 3];
+
+    /// What `layer` makes of rows `x`, whose attention is `a`: `[n, hidden size]`.
+    fn mix(&self, b: &dyn Backend, layer: usize, x: Tensor, a: Tensor) -> Tensor;
 }
 
 /// Embeddings of `frames`, span after span, row-major, `grid.rows() * embedding_size` numbers, and how
@@ -239,21 +261,12 @@ pub fn encode(
     b: &dyn Backend,
     frames: &Frames<'_>,
 ) -> Result<(MediaGrid, Vec<f32>), EncodeError> {
-    let grid = tower.grid(frames)?;
-    let TowerOutline {
-        merge,
-        frames_a_run,
-        ..
-    } = tower.outline();
-    let runs = (STEP_PATCHES / (grid.run_rows() * merge * merge)).max(1);
-    let (n, step) = (frames.count(), runs * frames_a_run);
-    let mut values = Vec::with_capacity(grid.rows() * tower.embedding_size());
-    for first in (0..n).step_by(step) {
-        let made = tower.forward(b, &frames.part(first..n.min(first + step)));
-        values.extend_from_slice(&b.download(&made));
-        b.finish()?;
+    let mut run = TowerRun::new(tower, frames)?;
+    while let Some(phase) = run.next_phase() {
+        run.advance(tower, b, frames, phase.rows);
     }
-    Ok((grid, values))
+    b.finish()?;
+    Ok(run.into_rows())
 }
 
 /// Why frames were not encoded.

@@ -14,13 +14,14 @@
 
 use crate::layers::{LayerNorm, Loader, frequencies};
 use crate::media::{
-    Cut, FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
-    Tower, TowerKind, TowerOutline, TowerPlan, VideoRule, channel_last, in_order, require_sides,
-    tokens,
+    Cut, FrameAttention, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
+    Tower, TowerKind, TowerLayers, TowerOutline, TowerPlan, VideoRule, channel_last, gathered,
+    in_order, in_parallel, require_sides, tokens,
 };
 use crate::{ModelError, parse, qwen3_5, require, require_sizes};
-use backend::{Activation, Backend, Matrix, Rope, Tensor};
+use backend::{Activation, Backend, Batch, Matrix, Rope, Tensor};
 use serde::Deserialize;
+use std::ops::Range;
 use weights::Checkpoint;
 
 pub(crate) const TOWER: TowerKind = TowerKind {
@@ -285,16 +286,20 @@ impl Block {
         })
     }
 
-    fn forward(&self, b: &dyn Backend, x: Tensor, rope: &Rope, memory: &mut FrameMemory) -> Tensor {
-        let x = {
-            let hidden = x.cols();
-            let qkv = self.qkv.forward(b, &self.norm1.forward(b, &x)); // [n, 3 Hv]
-            let part = |i: usize| b.columns(&qkv, i * hidden, hidden);
-            let q = b.rope(part(0), rope, &memory.batch); // [n, h e]
-            let k = b.rope(part(1), rope, &memory.batch);
-            let a = self.proj.forward(b, &memory.attend(b, &q, &k, &part(2)));
-            b.add(a, &x)
-        };
+    /// Queries, keys and values of rows `x`.
+    fn heads(&self, b: &dyn Backend, x: &Tensor, rope: &Rope, batch: &Batch) -> [Tensor; 3] {
+        let hidden = x.cols();
+        let qkv = self.qkv.forward(b, &self.norm1.forward(b, x)); // [n, 3 Hv]
+        let part = |i: usize| b.columns(&qkv, i * hidden, hidden);
+        let q = b.rope(part(0), rope, batch); // [n, h e]
+        let k = b.rope(part(1), rope, batch);
+        [q, k, part(2)]
+    }
+
+    /// What follows attention `a` of rows `x`.
+    fn mix(&self, b: &dyn Backend, x: Tensor, a: Tensor) -> Tensor {
+        let x = b.add(self.proj.forward(b, &a), &x);
+        drop(a);
         let inner = self.fc1.forward(b, &self.norm2.forward(b, &x));
         let inner = b.activate(inner, Activation::GeluTanh);
         b.add(self.fc2.forward(b, &inner), &x)
@@ -394,7 +399,8 @@ impl Qwen35Vision {
             (before as usize, next, at - before)
         };
         let mut rows = vec![0.0; places.len() * hidden];
-        for (row, &[y, x]) in rows.chunks_exact_mut(hidden).zip(places) {
+        in_parallel(&mut rows, hidden, |at, row| {
+            let [y, x] = places[at];
             let ((top, bottom, dy), (left, right, dx)) = (between(y, grid[0]), between(x, grid[1]));
             let corners = [
                 (top, left, (1.0 - dy) * (1.0 - dx)),
@@ -408,21 +414,8 @@ impl Qwen35Vision {
                     *sum = weight.mul_add(*p, *sum);
                 }
             }
-        }
+        });
         rows
-    }
-
-    /// `gelu([norm(x)…] V + c) U + d`: `[n / m², H]`.
-    fn merge(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
-        let x = self.merger_norm.forward(b, x);
-        let each = self.config.spatial_merge_size.pow(2);
-        let nth = |i: usize| {
-            let rows: Vec<usize> = (0..x.rows() / each).map(|row| row * each + i).collect();
-            b.gather(&x, &rows)
-        };
-        let joined = (1..each).fold(nth(0), |joined, i| b.concat(&joined, &nth(i))); // [n / m², m² Hv]
-        let inner = b.activate(self.merger_fc1.forward(b, &joined), Activation::Gelu);
-        self.merger_fc2.forward(b, &inner)
     }
 }
 
@@ -456,34 +449,76 @@ impl Tower for Qwen35Vision {
         self.config.patches().grid(frames)
     }
 
-    fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor {
-        let config = &self.config;
-        let Cut {
-            values,
-            places,
-            runs,
-        } = config.patches().cut(frames);
-        let (n, width) = (runs * places.len(), config.patches().width());
-        let e = config.head_dim();
-        let heads = (config.num_heads, config.num_heads, e);
-        let scale = (e as f32).sqrt().recip();
-        let mut x = {
-            let p = b.upload(n, width, &values);
+    fn places(&self, grid: MediaGrid) -> Vec<[usize; 2]> {
+        self.config.patches().places(grid)
+    }
+
+    fn embed(
+        &self,
+        b: &dyn Backend,
+        frames: &Frames<'_>,
+        places: &[[usize; 2]],
+        rows: Range<usize>,
+    ) -> Tensor {
+        let patches = self.config.patches();
+        let Cut { values, places } = patches.cut(frames, places, rows);
+        let x = {
+            let p = b.upload(places.len(), patches.width(), &values);
             drop(values);
             self.input.forward(b, &p) // [n, Hv]
         };
-        let grid = [frames.height, frames.width].map(|pixels| pixels / config.patch_size);
-        let positions = self.position_rows(&places, grid).repeat(runs);
-        x = b.add(x, &b.upload(n, config.hidden_size, &positions));
-        drop(positions);
-        let mut memory = FrameMemory::new(b, runs, &places, heads, scale);
+        let grid = [frames.height, frames.width].map(|pixels| pixels / self.config.patch_size);
+        let positions = self.position_rows(&places, grid);
+        let x = b.add(
+            x,
+            &b.upload(places.len(), self.config.hidden_size, &positions),
+        );
         b.note(format_args!("vision.embed"), &x);
-        for (i, block) in self.blocks.iter().enumerate() {
-            x = block.forward(b, x, &self.rope, &mut memory);
-            b.note(format_args!("vision.layers.{i}.out"), &x);
-        }
-        let e = self.merge(b, &x);
+        x
+    }
+
+    fn layers(&self) -> Option<&dyn TowerLayers> {
+        Some(self)
+    }
+
+    fn merge(&self, b: &dyn Backend, x: &Tensor, _: MediaGrid, rows: Range<usize>) -> Tensor {
+        let each = self.config.spatial_merge_size.pow(2);
+        let norm = |x: &Tensor| self.merger_norm.forward(b, x);
+        let patches = rows.start * each..rows.end * each;
+        let x = match patches.len() == x.rows() {
+            true => norm(x),
+            false => norm(&gathered(b, x, patches)),
+        };
+        let nth = |i: usize| {
+            let rows: Vec<usize> = (0..rows.len()).map(|row| row * each + i).collect();
+            b.gather(&x, &rows)
+        };
+        let joined = (1..each).fold(nth(0), |joined, i| b.concat(&joined, &nth(i))); // [n, m² Hv]
+        let inner = b.activate(self.merger_fc1.forward(b, &joined), Activation::Gelu);
+        let e = self.merger_fc2.forward(b, &inner);
         b.note(format_args!("vision.rows"), &e);
         e
+    }
+}
+
+impl TowerLayers for Qwen35Vision {
+    fn attention(&self) -> FrameAttention {
+        let head_dim = self.config.head_dim();
+        FrameAttention {
+            heads: self.config.num_heads,
+            kv_heads: self.config.num_heads,
+            head_dim,
+            scale: (head_dim as f32).sqrt().recip(),
+        }
+    }
+
+    fn heads(&self, b: &dyn Backend, layer: usize, x: &Tensor, batch: &Batch) -> [Tensor; 3] {
+        self.blocks[layer].heads(b, x, &self.rope, batch)
+    }
+
+    fn mix(&self, b: &dyn Backend, layer: usize, x: Tensor, a: Tensor) -> Tensor {
+        let x = self.blocks[layer].mix(b, x, a);
+        b.note(format_args!("vision.layers.{layer}.out"), &x);
+        x
     }
 }

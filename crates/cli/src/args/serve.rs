@@ -28,6 +28,18 @@ pub(crate) struct ServeArgs {
     /// benchmark, at least as many as it sends at once
     #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
     pub(crate) queue: usize,
+    /// Time that the tower may take between two steps of running requests to look at pictures, video and
+    /// sounds of others, in percent of a step's time, where seven requests or more run; beside fewer it
+    /// takes more, 7 × PERCENT / requests, and beside none as much as it needs. Less makes text come
+    /// evenly, more has pictures answered sooner
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = engine::EngineOptions::default().tower_share,
+        value_parser = clap::value_parser!(u32).range(1..=1000),
+        help_heading = "Server"
+    )]
+    pub(crate) tower_share: u32,
     /// Memory of the KV cache of running requests, such as 8GB, where --parallel times --context would
     /// take more: when it runs out, the request of lowest priority gives its place to others and goes
     /// on later, with the same text [default: enough for all]

@@ -154,6 +154,7 @@ fn try_load(known: &Known, shared: &Shared, loading: &Loading) -> Result<Engine>
         reuse: !args.no_prefix_cache,
         page_sink: shared.page_sink(args, name),
         disk,
+        tower_share: args.tower_share,
         counters: loading.counters(),
     };
     Ok(Engine::start(model, options))

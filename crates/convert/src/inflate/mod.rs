@@ -27,14 +27,15 @@
 //! is below the best score unless all are negative.
 //!
 //! Reads dense Gemma 4 and Qwen 3.5 and their draft heads, plain or affine; no
-//! experts, per-layer embeddings, shared keys or centroids.
+//! experts, per-layer embeddings, shared keys or centroids. Towers keep their shapes, but for the rows that they
+//! write into the model's.
 
 mod axis;
 mod shape;
 
 use crate::{ConvertError, Data, Item, Recipe};
 use axis::{Axis, Rule, Slot, and, banded, grown, of_size, old};
-use models::OutlineFamily as Family;
+use models::{OutlineFamily as Family, SOUND_TOWER_PREFIXES, TOWER_PREFIXES};
 use quant::{Owned, WeightLayout};
 use serde_json::{Value, json};
 use shape::Shape;
@@ -62,6 +63,13 @@ const BAND_CLOSED: f32 = 1.0 / (1u64 << 60) as f32;
 const BAND_FUSED: f32 = 1.0 / BAND as f32;
 /// A new row of an unwidened head, against the old one it copies.
 const SHADOW: f32 = 0.25;
+/// What towers write hidden rows with.
+const TOWER_WRITERS: [&str; 3] = [
+    "visual.merger.linear_fc2",
+    "embed_vision.embedding_projection",
+    "embed_audio.embedding_projection",
+];
+
 /// The checkpoint grown to `growth`: a target with the MTP head in it, or an
 /// assistant, which fits the target grown alike.
 ///
@@ -144,6 +152,12 @@ impl<'a> Inflation<'a> {
     /// Tensor `name` grown, called `as_name`; `is_new` in a layer that adds nothing.
     fn item(&self, name: &str, as_name: String, is_new: bool) -> Result<Item<'a>, ConvertError> {
         let item = Item::of(self.checkpoint, name)?;
+        let mut towers = TOWER_PREFIXES.iter().chain(SOUND_TOWER_PREFIXES);
+        let is_of_tower = towers.any(|prefix| name.starts_with(prefix));
+        let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+        if is_of_tower && !TOWER_WRITERS.contains(&module) {
+            return Ok(item);
+        }
         let Data::Matrix { format, .. } = item.data else {
             return Err(unsupported(&format!("`{name}`, which holds no floats")));
         };
@@ -287,6 +301,7 @@ impl<'a> Inflation<'a> {
             // ones start the band. A head apart from the input needs no start.
             "embed_tokens" => table([BAND_INPUT, if shape.tied { BAND_OUTPUT } else { 0.0 }]),
             "lm_head" => table([0.0, BAND_OUTPUT]),
+            _ if TOWER_WRITERS.contains(&module) => Rule::new(hidden(), old(cols)).gain(root),
             "fc" => Rule {
                 band: [0.0, 0.0, BAND_FUSED],
                 ..Rule::new(hidden(), and(hidden(), &hidden(), shape.hidden))
@@ -356,6 +371,16 @@ impl<'a> Inflation<'a> {
             ),
             "norm" => norm(self.hidden(), 1.0 / root, BAND_NORM / self.band_gain()?),
             "mtp.pre_fc_norm_embedding" => norm(self.hidden(), 1.0 / root, 1.0),
+            _ if name
+                .strip_suffix(".bias")
+                .is_some_and(|module| TOWER_WRITERS.contains(&module)) =>
+            {
+                let value = |slot: &Slot| match *slot {
+                    Slot::Old(i) => values[i] * root,
+                    Slot::Pad(_) | Slot::Band => 0.0,
+                };
+                self.hidden().iter().map(value).collect()
+            }
             _ => match module.rsplit('.').next().unwrap_or(module) {
                 // What they read is doubled, and so must be what they give.
                 "post_attention_layernorm" | "post_feedforward_layernorm" if !is_qwen => {
@@ -442,6 +467,10 @@ impl<'a> Inflation<'a> {
         }
         text["intermediate_size"] = json!(self.inner());
         text["vocab_size"] = json!(growth.vocab);
+        // What Qwen's tower writes; Gemma's writes what the model has.
+        if let Some(hidden) = config["vision_config"]["out_hidden_size"].as_u64() {
+            config["vision_config"]["out_hidden_size"] = json!(hidden * WIDER as u64);
+        }
         Ok(config)
     }
 }

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! An item is decoded, resized and hashed by whoever reads a request. A picture is one span of a prompt,
-//! a sound too, a clip several: one a frame, or a pair of frames. The tower runs on the engine's thread, one span
-//! between two rounds, and what it has made is kept by content, so that a second question about a picture
-//! runs no tower.
+//! a sound too, a clip several: one a frame, or a pair of frames. The tower runs on the engine's thread, in slices
+//! between rounds that take a share of their time ([`slices`]), and what it has made is kept by content, so that a
+//! second question about a picture runs no tower.
 //!
 //! Deliberately absent: fetching, the sound of clips.
 
@@ -21,6 +21,7 @@ mod own_file;
 mod place;
 mod senses;
 mod sight;
+mod slices;
 mod vision;
 
 pub use hearing::{Hearing, HearingInfo};

@@ -24,30 +24,20 @@ use text::{Channel, ReasoningMarks, ReplyStart, StopStrings};
 const GROWTH: usize = 64;
 
 impl Scheduler {
-    /// Has the tower look at one picture or part of a clip of the requests that could start next, so that those which
-    /// run wait for no more than one.
+    /// Has the tower go on with one picture or part of a clip of the requests that could start next, for its share of
+    /// the time of rounds. What it has begun comes first.
     pub(super) fn look(&mut self) {
+        self.forget_unwanted();
+        let candidates = self.unseen();
         let Some(looking) = &mut self.looking else {
             return;
         };
-        let sequences = self.speculator.memory().size().sequences;
-        let free = sequences.saturating_sub(self.running.len());
-        let running: Vec<u64> = self.running.iter().map(|running| running.client).collect();
-        let last = self.running.iter().map(|running| running.rank).max();
-        // One that could take the place of another.
-        let order = self.waiting.order(&running);
-        let first = order.first().map(|&index| self.waiting.rank(index));
-        let outranks = first
-            .zip(last)
-            .is_some_and(|(first, last)| first.priority < last.priority);
-        for index in order.into_iter().take(free.max(usize::from(outranks))) {
+        for index in candidates {
             let Waiting::New(job) = self.waiting.get_mut(index) else {
                 continue;
             };
-            if job.cancel.is_cancelled() {
-                continue;
-            }
-            match looking.see(&mut job.request, &self.counters.media) {
+            let beside = (&job.cancel, self.running.len());
+            match looking.see(&mut job.request, beside, &self.counters.media) {
                 Ok(false) => {}
                 Ok(true) => return,
                 Err(error) => {
@@ -63,11 +53,54 @@ impl Scheduler {
         }
     }
 
+    /// The requests whose media the tower may look at, by index: the one that it is at work for, then those that
+    /// could start next.
+    fn unseen(&self) -> Vec<usize> {
+        let Some(looking) = &self.looking else {
+            return Vec::new();
+        };
+        let sequences = self.speculator.memory().size().sequences;
+        let free = sequences.saturating_sub(self.running.len());
+        let running: Vec<u64> = self.running.iter().map(|running| running.client).collect();
+        let last = self.running.iter().map(|running| running.rank).max();
+        // One that could take the place of another.
+        let order = self.waiting.order(&running);
+        let first = order.first().map(|&index| self.waiting.rank(index));
+        let outranks = first
+            .zip(last)
+            .is_some_and(|(first, last)| first.priority < last.priority);
+        let new = |index: &usize| match self.waiting.get(*index) {
+            Waiting::New(job) if !job.cancel.is_cancelled() => Some(&job.request),
+            _ => None,
+        };
+        let is_begun = |index: &usize| new(index).is_some_and(|r| looking.is_at_work_for(r));
+        let begun = order.iter().copied().find(is_begun);
+        let next = order.iter().take(free.max(usize::from(outranks)));
+        let next = next.copied().filter(|index| new(index).is_some());
+        begun.into_iter().chain(next).collect()
+    }
+
+    /// Drops what the tower has begun for requests that are not there any more.
+    fn forget_unwanted(&mut self) {
+        let Some(looking) = &mut self.looking else {
+            return;
+        };
+        let is_wanted = self.waiting.iter().any(|waiting| match waiting {
+            Waiting::New(job) => !job.cancel.is_cancelled() && looking.is_at_work_for(&job.request),
+            Waiting::Preempted(_) => false,
+        });
+        if !is_wanted {
+            looking.forget();
+        }
+    }
+
     /// Starts waiting requests, or has them go on, while there is room or somebody of lower rank makes
     /// some.
     pub(super) fn admit(&mut self) {
-        for cancelled in self.waiting.take_cancelled() {
-            self.drop_waiting(cancelled);
+        let cancelled = self.waiting.take_cancelled();
+        if !cancelled.is_empty() {
+            cancelled.into_iter().for_each(|job| self.drop_waiting(job));
+            self.forget_unwanted();
         }
         while let Some(index) = self.next() {
             if !self.has_room(index) && !self.preempt_for(index) {

@@ -5,63 +5,59 @@ use backend::{
     Tensor,
 };
 use quant::kv::{BF16, F16, F32};
+use std::ops::Range;
+
+/// How the patches of a frame attend to each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FrameAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Factor of scores.
+    pub scale: f32,
+}
 
 /// Keys and values of the layer at work, and the step whose rows are patches: each run of them
 /// is a sequence of its own, whose rows see each other and nothing else.
 pub(crate) struct FrameMemory {
     kv: Kv,
-    /// The step, for rotary embeddings: axis 1 of a position is the patch's row, axis 2 its column.
-    pub(crate) batch: Batch,
+    /// Row and column of each patch of a run.
+    places: Vec<[usize; 2]>,
+    /// The rows at work, and the step that they are: axis 1 of a position is the patch's row, axis 2 its
+    /// column.
+    part: Range<usize>,
+    batch: Batch,
     attention: Attention,
 }
 
 impl FrameMemory {
-    /// For `runs` runs whose patches lie at `places`, row and column; heads and their columns; the
-    /// factor of scores.
+    /// For `runs` runs whose patches lie at `places`, row and column.
     pub(crate) fn new(
         b: &dyn Backend,
         runs: usize,
-        places: &[[usize; 2]],
-        (heads, kv_heads, head_dim): (usize, usize, usize),
-        scale: f32,
+        places: Vec<[usize; 2]>,
+        attention: FrameAttention,
     ) -> Self {
-        let n = places.len();
-        let pages = n.div_ceil(PAGE_ROWS);
-        let mut batch = Batch::default();
-        for run in 0..runs {
-            let sees = CacheRows {
-                start: 0,
-                end: n as u32,
-            };
-            batch
-                .rows
-                .extend((0..).zip(places).map(|(at, &[row, col])| Row {
-                    at: Some(at),
-                    sees,
-                    position: Position::new([0, row as u32, col as u32]),
-                }));
-            batch
-                .tables
-                .extend((run * pages..(run + 1) * pages).map(|page| page as u32));
-            batch.seqs.push(BatchSeq {
-                rows: run * n..(run + 1) * n,
-                slot: run,
-                is_new: true,
-                kept: 0,
-                certain: n,
-                tables: std::iter::once(run * pages..(run + 1) * pages).collect(),
-            });
-        }
-        batch.tokens = vec![0; runs * n];
+        let FrameAttention {
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+        } = attention;
         let spec = KvSpec {
-            pages: runs * pages,
+            pages: runs * places.len().div_ceil(PAGE_ROWS),
             heads: kv_heads,
             head_dim,
             format: format(b),
         };
         FrameMemory {
             kv: b.kv(spec),
-            batch,
+            places,
+            part: 0..0,
+            batch: Batch::default(),
             attention: Attention {
                 group: 0,
                 heads,
@@ -71,9 +67,56 @@ impl FrameMemory {
         }
     }
 
-    /// `softmax(scale q·kᵀ) v` among the patches of each run: `[n, heads · e]`.
-    pub(crate) fn attend(&mut self, b: &dyn Backend, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+    /// Goes to rows `part` of all runs' patches, which lie one run after the other; the step that they
+    /// are.
+    pub(crate) fn batch(&mut self, part: Range<usize>) -> &Batch {
+        if part == self.part {
+            return &self.batch;
+        }
+        let n = self.places.len();
+        let pages = n.div_ceil(PAGE_ROWS);
+        let batch = &mut self.batch;
+        batch.clear();
+        batch.tokens.resize(part.len(), 0);
+        for run in part.start / n..part.end.div_ceil(n) {
+            let of_run = part.start.max(run * n)..part.end.min((run + 1) * n);
+            let rows = of_run.start - part.start..of_run.end - part.start;
+            let sees = CacheRows {
+                start: 0,
+                end: n as u32,
+            };
+            batch.rows.extend(of_run.map(|patch| {
+                let at = patch % n;
+                let [row, col] = self.places[at];
+                Row {
+                    at: Some(at as u32),
+                    sees,
+                    position: Position::new([0, row as u32, col as u32]),
+                }
+            }));
+            let tables = batch.tables.len();
+            let of_run = run * pages..(run + 1) * pages;
+            batch.tables.extend(of_run.map(|page| page as u32));
+            batch.seqs.push(BatchSeq {
+                certain: rows.len(),
+                rows,
+                slot: run,
+                is_new: true,
+                kept: 0,
+                tables: std::iter::once(tables..batch.tables.len()).collect(),
+            });
+        }
+        self.part = part;
+        &self.batch
+    }
+
+    /// Writes the keys and values of the rows at work.
+    pub(crate) fn append(&mut self, b: &dyn Backend, k: &Tensor, v: &Tensor) {
         b.kv_append(&mut self.kv, k, v, 0, &self.batch);
+    }
+
+    /// `softmax(scale q·kᵀ) v` of the rows at work among the patches of their run: `[n, heads · e]`.
+    pub(crate) fn attend(&self, b: &dyn Backend, q: &Tensor) -> Tensor {
         b.attend(q, &self.kv, &self.attention, &self.batch)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Frames, MediaError, MediaGrid};
 use quant::{Owned, Scalar, Stored};
+use std::ops::Range;
 
 /// The order of the patches of a frame, and of the numbers of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +34,12 @@ pub(crate) struct Patches {
     pub(crate) scale: [[f32; 2]; 3],
 }
 
-/// The patches of frames.
+/// Some patches of frames.
 pub(crate) struct Cut {
     /// Numbers, `[patches, patch size² · 3 · frames of a run]`.
     pub(crate) values: Vec<f32>,
-    /// Row and column of each patch of one run, in the tower's order.
+    /// Row and column of each patch.
     pub(crate) places: Vec<[usize; 2]>,
-    /// Runs.
-    pub(crate) runs: usize,
 }
 
 impl Patches {
@@ -85,36 +84,44 @@ impl Patches {
         })
     }
 
-    /// Cuts `frames`; a run that lacks frames repeats the last one.
+    /// Cuts patches `rows` out of `frames`, those of one run after those of the one before; `places` are those
+    /// of the patches of a run. A run that lacks frames repeats the last one.
     ///
     /// # Panics
     ///
-    /// If [`Patches::grid`] gives an error.
-    pub(crate) fn cut(&self, frames: &Frames<'_>) -> Cut {
-        let grid = self.grid(frames).expect("frames of a size for the tower");
-        let places = self.places(grid);
-        let mut values = Vec::with_capacity(grid.runs * places.len() * self.width());
+    /// If there are no such patches.
+    pub(crate) fn cut(
+        &self,
+        frames: &Frames<'_>,
+        places: &[[usize; 2]],
+        rows: Range<usize>,
+    ) -> Cut {
+        let mut values = Vec::with_capacity(rows.len() * self.width());
         let last = frames.count() - 1;
-        for run in 0..grid.runs {
-            for &[row, col] in &places {
-                let at = [row * self.size, col * self.size];
-                self.push_patch(
-                    frames,
-                    |i| last.min(run * self.frames_a_run() + i),
-                    at,
-                    &mut values,
-                );
-            }
-        }
+        let scaled = self.scaled();
+        let places = rows.map(|patch| {
+            let (run, place) = (patch / places.len(), places[patch % places.len()]);
+            let frame = |i| last.min(run * self.frames_a_run() + i);
+            let at = place.map(|n| n * self.size);
+            self.push_patch(frames, (frame, at), &scaled, &mut values);
+            place
+        });
         Cut {
+            places: places.collect(),
             values,
-            places,
-            runs: grid.runs,
         }
     }
 
-    /// Row and column of each patch of a run.
-    fn places(&self, grid: MediaGrid) -> Vec<[usize; 2]> {
+    /// What each byte becomes, by channel.
+    fn scaled(&self) -> [[f32; 256]; 3] {
+        self.scale.map(|[factor, summand]| {
+            let value = |byte: usize| (byte as f32 / 255.0).mul_add(factor, summand);
+            std::array::from_fn(value)
+        })
+    }
+
+    /// Row and column of each patch of a run of `grid`.
+    pub(crate) fn places(&self, grid: MediaGrid) -> Vec<[usize; 2]> {
         let [height, width] = [grid.height, grid.width].map(|n| n * self.merge);
         let cells = |rows: usize, cols: usize| {
             (0..rows).flat_map(move |row| (0..cols).map(move |col| [row, col]))
@@ -129,30 +136,34 @@ impl Patches {
         }
     }
 
-    /// Appends the patch whose first pixel is row and column `at` of each frame of its run.
+    /// Appends the patch whose first pixel is row and column `at` of each frame of its run; `scaled` is what
+    /// bytes become.
     fn push_patch(
         &self,
         frames: &Frames<'_>,
-        frame_of_run: impl Fn(usize) -> usize,
-        at: [usize; 2],
+        (frame_of_run, at): (impl Fn(usize) -> usize, [usize; 2]),
+        scaled: &[[f32; 256]; 3],
         values: &mut Vec<f32>,
     ) {
         let size = self.size;
-        let value = |frame: usize, row: usize, col: usize, channel: usize| {
-            let pixel = (frame * frames.height + at[0] + row) * frames.width + at[1] + col;
-            let [factor, summand] = self.scale[channel];
-            (f32::from(frames.rgb[3 * pixel + channel]) / 255.0).mul_add(factor, summand)
+        let pixels = |frame: usize, row: usize| {
+            let first = (frame * frames.height + at[0] + row) * frames.width + at[1];
+            frames.rgb[3 * first..3 * (first + size)].chunks_exact(3)
         };
-        let cells = || (0..size).flat_map(move |row| (0..size).map(move |col| (row, col)));
         match self.order {
-            PatchOrder::Rows => values.extend(cells().flat_map(|(row, col)| {
-                let frame = frame_of_run(0);
-                [0, 1, 2].map(|channel| value(frame, row, col, channel))
-            })),
+            PatchOrder::Rows => {
+                for pixel in (0..size).flat_map(|row| pixels(frame_of_run(0), row)) {
+                    let value = |channel: usize| scaled[channel][usize::from(pixel[channel])];
+                    values.extend_from_slice(&[value(0), value(1), value(2)]);
+                }
+            }
             PatchOrder::Blocks { frames: n, .. } => {
                 for (channel, i) in (0..3).flat_map(|c| (0..n).map(move |i| (c, i))) {
-                    let frame = frame_of_run(i);
-                    values.extend(cells().map(|(row, col)| value(frame, row, col, channel)));
+                    let of_channel = &scaled[channel];
+                    for row in 0..size {
+                        let bytes = pixels(frame_of_run(i), row).map(|pixel| pixel[channel]);
+                        values.extend(bytes.map(|byte| of_channel[usize::from(byte)]));
+                    }
                 }
             }
         }
@@ -212,6 +223,14 @@ mod tests {
         }
     }
 
+    /// All patches of `frames`.
+    fn cut(order: PatchOrder, frames: &Frames<'_>) -> Cut {
+        let patches = patches(order);
+        let grid = patches.grid(frames).unwrap();
+        let places = patches.places(grid);
+        patches.cut(frames, &places, 0..grid.runs * places.len())
+    }
+
     #[test]
     fn patches_lie_row_by_row_or_block_by_block() {
         let rgb = frames();
@@ -220,14 +239,14 @@ mod tests {
             width: 6,
             rgb: &rgb,
         };
-        let rows = patches(PatchOrder::Rows).cut(&frames);
-        assert_eq!((rows.runs, rows.places[7]), (2, [1, 1]));
+        let rows = cut(PatchOrder::Rows, &frames);
+        assert_eq!((rows.places.len(), rows.places[7]), (2 * 24, [1, 1]));
         let reds: Vec<f32> = rows.values.iter().copied().step_by(3).collect();
         assert_eq!(reds[..8], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
         assert_eq!(rows.values[24 * 3..][..3], [0.0, 0.0, 100.0]);
 
         let merge = 2;
-        let blocks = patches(PatchOrder::Blocks { merge, frames: 2 }).cut(&frames);
+        let blocks = cut(PatchOrder::Blocks { merge, frames: 2 }, &frames);
         assert_eq!(blocks.places[..5], [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]]);
         let width = 6;
         let reds: Vec<f32> = blocks.values.iter().copied().step_by(width).collect();
@@ -253,10 +272,24 @@ mod tests {
             frames: 2,
         };
         let two = Frames { rgb: &twice, ..one };
-        assert_eq!(
-            patches(order).cut(&one).values,
-            patches(order).cut(&two).values
-        );
+        assert_eq!(cut(order, &one).values, cut(order, &two).values);
+    }
+
+    #[test]
+    fn some_patches_are_a_part_of_all() {
+        let rgb = frames();
+        let frames = Frames {
+            height: 4,
+            width: 6,
+            rgb: &rgb,
+        };
+        let order = PatchOrder::Rows;
+        let (all, patches) = (cut(order, &frames), patches(order));
+        let places = patches.places(patches.grid(&frames).unwrap());
+        // Of both frames.
+        let some = patches.cut(&frames, &places, 20..31);
+        assert_eq!(some.values, all.values[20 * 3..31 * 3]);
+        assert_eq!(some.places, all.places[20..31]);
     }
 
     #[test]

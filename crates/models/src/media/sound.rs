@@ -1,5 +1,6 @@
 //! Sound towers: samples become rows of a language model.
 
+use super::SoundRun;
 use super::mel::MelRule;
 use super::patches::picked;
 use crate::{ModelError, gemma4_audio, gemma4_unified_audio, require_sizes};
@@ -101,12 +102,21 @@ pub trait SoundTower: Send + Sync {
     /// [`SoundError`], if they are too few or too many.
     fn rows(&self, samples: usize) -> Result<usize, SoundError>;
 
-    /// Embeddings of `samples`, of one channel at [`SOUND_RATE`]: `[rows, H]`.
+    /// `samples`, of one channel at [`SOUND_RATE`], as rows of the tower: `[rows, hidden size]`.
     ///
     /// # Panics
     ///
     /// If [`SoundTower::rows`] gives an error.
-    fn forward(&self, b: &dyn Backend, samples: &[f32]) -> Tensor;
+    fn embed(&self, b: &dyn Backend, samples: &[f32]) -> Tensor;
+
+    /// What `layer` makes of rows `x`, of which the first is that of silence before: `[n, hidden size]`.
+    fn layer(&self, b: &dyn Backend, layer: usize, x: &Tensor) -> Tensor;
+
+    /// Rows before a row that a layer's result for it depends on.
+    fn reach(&self) -> usize;
+
+    /// Embeddings of rows `x` behind the last layer: `[n, H]`.
+    fn project(&self, b: &dyn Backend, x: &Tensor) -> Tensor;
 }
 
 /// Embeddings of `samples`, row-major, `rows * embedding_size` numbers. Waits for the device.
@@ -123,10 +133,12 @@ pub fn encode_sound(
     b: &dyn Backend,
     samples: &[f32],
 ) -> Result<Vec<f32>, DeviceError> {
-    let made = tower.forward(b, samples);
-    let values = b.download(&made).into_owned();
+    let mut run = SoundRun::new(tower);
+    while let Some(phase) = run.next_phase() {
+        run.advance(tower, b, samples, phase.rows);
+    }
     b.finish()?;
-    Ok(values)
+    Ok(run.into_rows())
 }
 
 /// What a tower with an encoder reads of `samples`: features of 128 bands of each frame, row-major.

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Measures what a picture costs those who write beside it: python3 benchmarks/pictures.py http://127.0.0.1:8080
+[--texts N] [--size PIXELS] [--seconds S] [--rounds N]
+
+The server runs one more request than there are texts (`serve --parallel 8` for 7) and has a model that sees. In each
+round texts stream all the time: first alone for S seconds, then a question about a new picture of PIXELS by PIXELS comes,
+then a second one about the same picture. Printed are the gaps between pieces of the texts, 50th and 99th percentile,
+before the picture came and while the tower looked at it; how long the tower took, by the clock and by the
+server's own count; and the time to the first token of both questions. The same questions about another picture follow
+without texts beside them.
+"""
+
+import argparse
+import base64
+import json
+import random
+import statistics
+import struct
+import threading
+import time
+import urllib.request
+import zlib
+
+SUBJECTS = "rabbit kite river garden stone apple winter house bird tree road fox moon boat cake drum".split()
+
+
+def png(size, seed):
+    """A picture of stripes and spots that differ by seed."""
+    rng = random.Random(seed)
+    a, b, c = (rng.randrange(1, 9) for _ in range(3))
+    spots = [(rng.randrange(size), rng.randrange(size), rng.randrange(size // 8 + 1, size // 4 + 2)) for _ in range(5)]
+    rows = bytearray()
+    for y in range(size):
+        row = bytearray((v for x in range(size) for v in ((a * x + y) & 255, (x + b * y) & 255, (c * (x ^ y)) & 255)))
+        for u, v, r in spots:
+            if abs(y - v) < r:
+                left, right = max(0, u - r), min(size, u + r)
+                row[3 * left : 3 * right] = bytes((u & 255, v & 255, r & 255)) * (right - left)
+        rows += b"\0" + row
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
+
+
+def pieces(base, content, tokens, stop=None):
+    """The times at which the pieces of an answer come."""
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        base + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        for line in response:
+            if stop is not None and stop.is_set():
+                return
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                delta = event["choices"][0]["delta"] if event.get("choices") else {}
+                if delta.get("content") or delta.get("reasoning_content"):
+                    yield time.monotonic()
+
+
+class Texts:
+    """Texts that stream until they are stopped."""
+
+    def __init__(self, base, count, number):
+        self.stop, self.times = threading.Event(), [[] for _ in range(count)]
+        self.threads = [threading.Thread(target=self.run, args=(base, i, number)) for i in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, base, i, number):
+        while not self.stop.is_set():
+            subject, other = SUBJECTS[(i + number) % 16], SUBJECTS[(7 * i + number + 3) % 16]
+            said = f"Tell me a story about a {subject} and a {other}, number {number + i}."
+            self.times[i].extend([None])
+            for at in pieces(base, said, 1_000_000, self.stop):
+                self.times[i].append(at)
+            number += 100
+
+    def wait(self):
+        """Until all write."""
+        while any(len(times) < 4 for times in self.times):
+            time.sleep(0.01)
+
+    def gaps(self, start, end):
+        """Seconds between two pieces of a text, where the later one came between `start` and `end`."""
+        pairs = [pair for times in self.times for pair in zip(list(times), list(times)[1:])]
+        return [b - a for a, b in pairs if a is not None and b is not None and start <= b <= end]
+
+    def end(self):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def counters(base):
+    """Pictures that the tower has encoded, and the seconds that it took."""
+    with urllib.request.urlopen(base + "/metrics") as response:
+        lines = response.read().decode().splitlines()
+    found = dict.fromkeys(("paceline:media_encoded_total", "paceline:tower_seconds_total"), 0.0)
+    for line in lines:
+        name = line.split("{")[0].split(" ")[0]
+        if name in found:
+            found[name] += float(line.rsplit(" ", 1)[1])
+    return tuple(found.values())
+
+
+def ask(base, picture, question, tokens=8):
+    """Seconds to the first token of an answer about `picture`, and when the tower was done if it worked."""
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+    encoded, _ = counters(base)
+    start, times = time.monotonic(), []
+    thread = threading.Thread(target=lambda: times.extend(pieces(base, content, tokens)))
+    thread.start()
+    seen = None
+    while thread.is_alive():
+        if seen is None and counters(base)[0] > encoded:
+            seen = time.monotonic()
+        thread.join(0.02)
+    assert times, "the question was not answered: does the model see?"
+    return start, seen, times[0] - start
+
+
+def percentiles(gaps):
+    gaps = sorted(gaps)
+    return [1e3 * gaps[min(len(gaps) - 1, int(len(gaps) * share))] for share in (0.5, 0.99)]
+
+
+def measure(base, options, number):
+    """One round: its figures by name."""
+    found = {}
+    picture, texts = png(options.size, number), Texts(base, options.texts, number)
+    texts.wait()
+    before = time.monotonic()
+    time.sleep(options.seconds)
+    _, tower = counters(base)
+    start, seen, found["first token"] = ask(base, picture, "What is this?")
+    found["tower, its own time"] = counters(base)[1] - tower
+    found["tower, by the clock"] = seen - start
+    _, known, found["second question"] = ask(base, picture, "Which colors do you see?")
+    assert known is None, "the tower looked again"
+    for name, gaps in (("before", texts.gaps(before, start)), ("during", texts.gaps(start, seen))):
+        found[f"p50 {name}"], found[f"p99 {name}"] = percentiles(gaps)
+        found[f"pieces {name}"] = len(gaps)
+    texts.end()
+    time.sleep(0.5)
+    picture = png(options.size, number + 1)
+    _, _, found["first token, alone"] = ask(base, picture, "What is this?")
+    _, _, found["second question, alone"] = ask(base, picture, "Which colors do you see?")
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("base")
+    parser.add_argument("--texts", type=int, default=7)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    # What happens once, such as compiling kernels, is not measured.
+    ask(options.base, png(options.size, 999_983), "What is this?")
+    seed = random.randrange(1 << 30)
+    rounds = [measure(options.base, options, seed + 10 * i) for i in range(options.rounds)]
+    of = {name: statistics.median(found[name] for found in rounds) for name in rounds[0]}
+    print(f"{options.texts} texts, a picture of {options.size} x {options.size}, medians of {options.rounds} rounds")
+    print("| between pieces of a text, ms | p50 | p99 | pieces |\n| --- | ---: | ---: | ---: |")
+    for name in ("before", "during"):
+        print(f"| {name} | {of['p50 ' + name]:.1f} | {of['p99 ' + name]:.1f} | {of['pieces ' + name]:.0f} |")
+    p50, p99 = (statistics.median(f[f"{p} during"] / f[f"{p} before"] for f in rounds) for p in ("p50", "p99"))
+    print(f"| during / before | {p50:.2f} | {p99:.2f} | |")
+    clock, own = of["tower, by the clock"], of["tower, its own time"]
+    print(f"tower: {own:.2f} s within {clock:.2f} s")
+    for name, suffix in (("beside texts", ""), ("alone", ", alone")):
+        first, second = of["first token" + suffix], of["second question" + suffix]
+        print(f"{name}: first token after {1e3 * first:.0f} ms, of a second question after {1e3 * second:.0f} ms, "
+              f"{100 * second / first:.1f} %")
+
+
+if __name__ == "__main__":
+    main()
