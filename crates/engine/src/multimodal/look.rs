@@ -33,7 +33,7 @@ struct AtWork {
 }
 
 enum Run {
-    Vision(TowerRun),
+    Vision(Box<TowerRun>),
     Hearing(SoundRun),
 }
 
@@ -46,7 +46,7 @@ impl AtWork {
             Input::Pixels { height, width, rgb } => {
                 let (tower, _) = senses.vision.as_ref().expect(HAS).tower();
                 let run = TowerRun::new(tower, &frames(*height, *width, rgb));
-                Run::Vision(run.map_err(|error| error.to_string())?)
+                Run::Vision(Box::new(run.map_err(|error| error.to_string())?))
             }
             Input::Samples(_) => {
                 let (tower, _) = senses.hearing.as_ref().expect(HAS).tower();
