@@ -211,3 +211,29 @@ pub(crate) fn on_white(image: &RgbaImage) -> Frame {
 pub(crate) fn broken(error: ImageError) -> MediaError {
     MediaError::broken(&error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_decoder_gives_pixels_of_a_file_that_cannot_be_read() {
+        let limits = Limits::default();
+        let (now, later) = (Duration::ZERO, limits.time);
+        let files = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/files");
+        let mut formats = 0;
+        for file in std::fs::read_dir(files).unwrap() {
+            let path = file.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(picture(&bytes, &limits, Deadline::after(later)).is_ok());
+            let late = picture(&bytes, &limits, Deadline::after(now));
+            assert!(late.is_err(), "{}: {late:?}", path.display());
+            if let Ok(format @ (ImageFormat::Gif | ImageFormat::WebP)) = guess_format(&bytes) {
+                let late = animation(format, &bytes, &limits, Deadline::after(now));
+                assert!(late.is_err(), "{}", path.display());
+            }
+            formats += 1;
+        }
+        assert!(formats >= 9, "{formats}");
+    }
+}

@@ -1,18 +1,12 @@
 //! Sounds that mean harm: what they may cost in memory is bounded by the limits alone.
 
 mod common;
-
-use std::sync::{Mutex, PoisonError};
+#[path = "common/memory.rs"]
+mod memory;
 
 use common::{Bits, ogg, vorbis_head};
 use media::{Bound, MediaError, Sound, SoundLimits, decode_sound};
-use peak_alloc::PeakAlloc;
-
-#[global_allocator]
-static ALLOCATED: PeakAlloc = PeakAlloc;
-
-/// Tests measure memory one after the other.
-static ALONE: Mutex<()> = Mutex::new(());
+use memory::{alone, measured};
 
 /// Bytes of headers and tags that are read before a sound.
 const TAGS: usize = 2 << 20;
@@ -32,11 +26,8 @@ fn cage() -> usize {
 }
 
 /// What decoding `file` gives, and the most memory that it took beside the file.
-fn measured(file: Vec<u8>) -> (Result<Sound, MediaError>, usize) {
-    ALLOCATED.reset_peak_usage();
-    let before = ALLOCATED.current_usage();
-    let decoded = decode_sound(file, 16_000, &limits());
-    (decoded, ALLOCATED.peak_usage().saturating_sub(before))
+fn read(file: Vec<u8>) -> (Result<Sound, MediaError>, usize) {
+    measured(|| decode_sound(file, 16_000, &limits()))
 }
 
 fn is_too_tagged(decoded: &Result<Sound, MediaError>) -> bool {
@@ -64,7 +55,7 @@ fn tags(n: u32) -> Vec<u8> {
 
 #[test]
 fn codebooks_that_promise_too_much_cost_nothing() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let mut bits = Bits::default();
     bits.put(255, 8);
     for _ in 0..256 {
@@ -84,7 +75,7 @@ fn codebooks_that_promise_too_much_cost_nothing() {
     let setup = [b"\x05vorbis".to_vec(), bits.bytes()].concat();
     assert!(setup.len() < 8 << 10, "{}", setup.len());
     let comment = [&b"\x03vorbis"[..], &tags(0), &[1]].concat();
-    let (decoded, took) = measured(vorbis(comment, setup));
+    let (decoded, took) = read(vorbis(comment, setup));
     let error = decoded.unwrap_err().to_string();
     assert!(error.contains("33554432 entries"), "{error}");
     assert!(took < 1 << 20, "{took}");
@@ -92,7 +83,7 @@ fn codebooks_that_promise_too_much_cost_nothing() {
 
 #[test]
 fn tags_take_a_bounded_part_of_memory() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let n = 3_000_000;
     let chunk = |name: &[u8], data: &[u8]| {
         let length = (data.len() as u32).to_le_bytes();
@@ -129,21 +120,21 @@ fn tags_take_a_bounded_part_of_memory() {
         ("flac", flac),
         ("ogg", vorbis(comment, setup)),
     ] {
-        let (decoded, took) = measured(file);
+        let (decoded, took) = read(file);
         assert!(is_too_tagged(&decoded), "{name}: {decoded:?}");
         assert!(took <= cage(), "{name} takes {took} of {}", cage());
     }
     // A tag of four gigabytes in a block of some bytes.
     let long = [0u32, 1, u32::MAX - 9].map(u32::to_le_bytes).concat();
     let flac = [&b"fLaC"[..], &block(0, &stream), &block(0x84, &long)].concat();
-    let (decoded, took) = measured(flac);
+    let (decoded, took) = read(flac);
     assert!(matches!(decoded, Err(MediaError::Broken(_))), "{decoded:?}");
     assert!(took < 1 << 20, "{took}");
 }
 
 #[test]
 fn an_odd_rate_takes_no_more_than_its_samples() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     for rate in [191_999u32, 100_003, 4_001] {
         let samples = rate as usize * 2;
         let mut wav = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0".to_vec();
@@ -153,7 +144,7 @@ fn an_odd_rate_takes_no_more_than_its_samples() {
         wav.extend((samples as u32 * 2).to_le_bytes());
         wav[4..8].copy_from_slice(&(samples as u32 * 2 + 36).to_le_bytes());
         wav.resize(wav.len() + samples * 2, 0);
-        let (decoded, took) = measured(wav);
+        let (decoded, took) = read(wav);
         assert_eq!(decoded.unwrap().samples().len(), 32_000);
         assert!(took < 3 * 4 * samples + (4 << 20), "{rate}: {took}");
     }

@@ -138,3 +138,31 @@ fn container(bytes: &[u8], limits: &SoundLimits) -> Result<Container, MediaError
     check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
     Container::of(bytes).ok_or(MediaError::UnknownSound)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn no_decoder_gives_samples_of_a_file_that_cannot_be_read() {
+        let limits = SoundLimits::default();
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sound");
+        for name in ["stereo.flac", "mono.mp3", "stereo.ogg"] {
+            let bytes = std::fs::read(format!("{folder}/{name}")).unwrap();
+            let container = Container::of(&bytes).unwrap();
+            let decoded = |time| container.decode(&bytes, &limits, Deadline::after(time));
+            assert!(decoded(limits.time).is_ok(), "{name}");
+            assert!(decoded(Duration::ZERO).is_err(), "{name}");
+        }
+        // Resampling has no file to read.
+        let sound = Sound::new(44_100, vec![0.5; 44_100]);
+        let mut asked = 0;
+        let ended = sound.resampled_while(16_000, || {
+            asked += 1;
+            if asked < 3 { Ok(()) } else { Err(asked) }
+        });
+        assert_eq!(ended, Err(3));
+    }
+}

@@ -6,7 +6,10 @@ use std::io::Cursor;
 
 use image::codecs::gif::{GifEncoder, Repeat};
 use image::codecs::webp::WebPEncoder;
-use image::{Delay, ExtendedColorType, ImageEncoder, ImageFormat, Rgb, RgbImage, Rgba, RgbaImage};
+use image::{
+    Delay, DynamicImage, ExtendedColorType, ImageEncoder, ImageFormat, Rgb, RgbImage, Rgba,
+    RgbaImage,
+};
 use media::{ClipRule, Frame};
 
 /// Every frame whose number is a multiple of this, as it is; 0 takes no size.
@@ -30,12 +33,17 @@ pub(crate) fn gray_frame(height: usize, width: usize, gray: u8) -> Frame {
     Frame::new(height, width, vec![gray; height * width * 3])
 }
 
+/// The file of `image` in a format.
+pub(crate) fn written(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    image.write_to(&mut bytes, format).unwrap();
+    bytes.into_inner()
+}
+
 /// A PNG of one gray.
 pub(crate) fn png(width: u32, height: u32, gray: u8) -> Vec<u8> {
-    let mut bytes = Cursor::new(Vec::new());
     let image = RgbImage::from_pixel(width, height, Rgb([gray; 3]));
-    image.write_to(&mut bytes, ImageFormat::Png).unwrap();
-    bytes.into_inner()
+    written(&image.into(), ImageFormat::Png)
 }
 
 /// A GIF of frames of one gray each, and how many hundredths of a second each is shown.
