@@ -70,9 +70,9 @@ impl<'a> Bits<'a> {
                     let colors = self.take(8)? + 1;
                     self.picture(colors, 1)?;
                     let packed = match colors {
-                        ..=2 => 3,
-                        ..=4 => 2,
-                        ..=16 => 1,
+                        1..=2 => 3,
+                        3..=4 => 2,
+                        5..=16 => 1,
                         _ => 0,
                     };
                     width = blocks(width, packed);
