@@ -1,6 +1,7 @@
-//! Any bytes as a picture and as a clip: what is decoded keeps to the limits and can be resized.
+//! Any bytes as a picture and as a clip: what is decoded keeps to the limits, and becomes the pixels
+//! that a tower reads.
 //!
-//! A picture is decoded on the fuzzer's thread: a panic of a decoder, which a server would contain, is
+//! Everything is decoded on the fuzzer's thread: a panic of a decoder, which a server would contain, is
 //! a finding.
 
 #![no_main]
@@ -8,18 +9,51 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use media::{ClipRule, Limits, MediaError, VideoTools, decode_clip, decode_here};
+use media::{ClipRule, Frame, Limits, MediaError, VideoTools, decode_clip_here, decode_here};
+use models::{SizeRule, VideoRule};
 
-/// Every third frame, as it is.
-struct Third;
+/// How the models here look at media, at pictures of some thousand pixels.
+#[derive(Clone, Copy)]
+struct Looks {
+    size: SizeRule,
+    video: VideoRule,
+}
 
-impl ClipRule for Third {
-    fn frames(&self, count: usize, _: Option<f64>) -> Vec<usize> {
-        (0..count).step_by(3).collect()
+/// Gemma 4, and Qwen 3.5.
+const LOOKS: [Looks; 2] = [
+    Looks {
+        size: SizeRule::Rows { side: 48, most: 3 },
+        video: VideoRule::Even {
+            frames: 3,
+            rows: 2,
+            fps: None,
+        },
+    },
+    Looks {
+        size: SizeRule::Pixels {
+            side: 32,
+            least: 1024,
+            most: 4096,
+            frames_a_run: 2,
+        },
+        video: VideoRule::Rate {
+            fps: 2.0,
+            least: 2,
+            most: 6,
+            frames_a_run: 2,
+        },
+    },
+];
+
+impl ClipRule for Looks {
+    fn frames(&self, count: usize, fps: Option<f64>) -> Vec<usize> {
+        self.video.frames(count, fps)
     }
 
-    fn size(&self, _: usize, height: usize, width: usize) -> Result<[usize; 2], String> {
-        Ok([height, width])
+    fn size(&self, frames: usize, height: usize, width: usize) -> Result<[usize; 2], String> {
+        let frames = frames.max(self.video.frames_a_run());
+        let size = self.size.fit(frames, height, width);
+        size.map_err(|error| error.to_string())
     }
 }
 
@@ -38,10 +72,13 @@ fuzz_target!(|data: &[u8]| {
         Ok(frame) => {
             let pixels = frame.height() * frame.width();
             assert!((1..=limits.pixels).contains(&(pixels as u64)));
-            // The sizes of the resized frame are arbitrary too, and small.
-            let side = |i: usize| 1 + usize::from(data[i % data.len()]) % 64;
-            let small = frame.resized(side(7), side(11));
-            assert_eq!(small.rgb().len(), side(7) * side(11) * 3);
+            for look in LOOKS {
+                // A picture that is too long is refused.
+                if let Ok([height, width]) = look.size.fit(1, frame.height(), frame.width()) {
+                    let small = frame.resized(height, width);
+                    assert_eq!(small.rgb().len(), height * width * 3);
+                }
+            }
         }
         Err(error) => check(&error),
     }
@@ -53,11 +90,15 @@ fuzz_target!(|data: &[u8]| {
         ffmpeg: "/nonexistent/ffmpeg".into(),
         ffprobe: "/nonexistent/ffprobe".into(),
     };
-    match decode_clip(data.to_vec(), Third, &limits, &tools) {
+    let look = LOOKS[data.len() % LOOKS.len()];
+    match decode_clip_here(data, look, &limits, &tools) {
         Ok(clip) => {
             assert!((1..=limits.frames).contains(&clip.frames().len()));
-            assert!(clip.numbers().iter().all(|n| n % 3 == 0));
             assert!(clip.fps().is_none_or(|fps| fps > 0.0));
+            let pixels = clip.frames().iter().map(Frame::rgb).map(<[u8]>::len);
+            assert!(pixels.sum::<usize>() as u64 <= 3 * limits.clip_pixels);
+            let labels = look.video.labels(clip.numbers(), clip.fps());
+            assert!((1..=clip.frames().len()).contains(&labels.len()));
         }
         Err(error) => check(&error),
     }

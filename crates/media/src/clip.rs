@@ -8,10 +8,11 @@
 //! A file is gone through twice, so that nothing is kept of a frame that nobody looks at, and a frame
 //! is kept in the size that the model wants.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::{ImageFormat, guess_format};
 
+use crate::deadline::Deadline;
 use crate::decode::{animation, broken, no_frames, on_white, picture, within};
 use crate::error::check;
 use crate::helper::Container;
@@ -56,17 +57,44 @@ pub fn decode_clip(
     check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
     let (own, tools) = (limits.clone(), tools.clone());
     within(limits.time, move |deadline| {
-        if let Some(container) = Container::of(&bytes) {
-            return tools.decode(container, &bytes, rule, &own, deadline);
-        }
-        match guess_format(&bytes) {
-            Ok(format @ (ImageFormat::Gif | ImageFormat::WebP)) => {
-                animated(format, &bytes, rule, &own, deadline)
-            }
-            Ok(ImageFormat::Png | ImageFormat::Jpeg) => single(&bytes, rule, &own),
-            _ => Err(MediaError::UnknownClip),
-        }
+        clip(&bytes, rule, &own, &tools, deadline)
     })
+}
+
+/// [`decode_clip`] on the caller's thread, which panics where a decoder does: for tests.
+///
+/// # Errors
+///
+/// As [`decode_clip`].
+pub fn decode_clip_here(
+    bytes: &[u8],
+    rule: impl ClipRule,
+    limits: &Limits,
+    tools: &VideoTools,
+) -> Result<Clip, MediaError> {
+    check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
+    let deadline = Deadline::after(limits.time);
+    deadline.keep(|| clip(bytes, rule, limits, tools, deadline))
+}
+
+/// The frames of a file that `rule` wants.
+fn clip(
+    bytes: &[u8],
+    rule: impl ClipRule,
+    limits: &Limits,
+    tools: &VideoTools,
+    deadline: Deadline,
+) -> Result<Clip, MediaError> {
+    if let Some(container) = Container::of(bytes) {
+        return tools.decode(container, bytes, rule, limits, deadline);
+    }
+    match guess_format(bytes) {
+        Ok(format @ (ImageFormat::Gif | ImageFormat::WebP)) => {
+            animated(format, bytes, rule, limits, deadline)
+        }
+        Ok(ImageFormat::Png | ImageFormat::Jpeg) => single(bytes, rule, limits, deadline),
+        _ => Err(MediaError::UnknownClip),
+    }
 }
 
 /// Decodes a clip whose frames come as pictures, `fps` a second if that is known. All of them are
@@ -93,7 +121,7 @@ pub fn decode_frames(
         let numbers = (0..files.len()).collect();
         let mut kept = Kept::new(numbers, &rule, &own, deadline);
         for (frame, file) in files.into_iter().enumerate() {
-            let taken = picture(&file, &own).and_then(|picture| kept.take(&picture));
+            let taken = picture(&file, &own, deadline).and_then(|picture| kept.take(&picture));
             taken.map_err(|error| match error {
                 MediaError::UnknownFormat | MediaError::Broken(_) => MediaError::Frame {
                     frame,
@@ -119,7 +147,7 @@ pub fn choose_frames(
 ) -> Result<Clip, MediaError> {
     check_length(frames.len(), fps, limits)?;
     let numbers = rule.frames(frames.len(), fps);
-    let mut kept = Kept::new(numbers, rule, limits, Instant::now() + limits.time);
+    let mut kept = Kept::new(numbers, rule, limits, Deadline::after(limits.time));
     while let Some(number) = kept.next() {
         kept.take(&frames[number])?;
     }
@@ -131,7 +159,7 @@ pub(crate) struct Kept<'a, R> {
     numbers: Vec<usize>,
     rule: &'a R,
     limits: &'a Limits,
-    deadline: Instant,
+    deadline: Deadline,
     /// Height and width as they come, and as they are kept.
     sizes: Option<[[usize; 2]; 2]>,
     frames: Vec<Frame>,
@@ -143,7 +171,7 @@ impl<'a, R: ClipRule> Kept<'a, R> {
         numbers: Vec<usize>,
         rule: &'a R,
         limits: &'a Limits,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Self {
         Kept {
             numbers,
@@ -171,7 +199,7 @@ impl<'a, R: ClipRule> Kept<'a, R> {
     ///
     /// If it has another size than the first, all of them are too large, or time is up.
     pub(crate) fn take(&mut self, frame: &Frame) -> Result<(), MediaError> {
-        check_time(self.limits, self.deadline)?;
+        self.deadline.check()?;
         let found = [frame.height(), frame.width()];
         let [first, size] = match self.sizes {
             Some(sizes) => sizes,
@@ -222,19 +250,15 @@ pub(crate) fn check_length(
     check(Bound::Seconds, limits.seconds, seconds as u64)
 }
 
-/// Refuses to go on after the `deadline`.
-pub(crate) fn check_time(limits: &Limits, deadline: Instant) -> Result<(), MediaError> {
-    match Instant::now() < deadline {
-        true => Ok(()),
-        false => Err(MediaError::TooSlow(limits.time)),
-    }
-}
-
 /// A picture as a clip of one frame.
-fn single(bytes: &[u8], rule: impl ClipRule, limits: &Limits) -> Result<Clip, MediaError> {
-    let deadline = Instant::now() + limits.time;
+fn single(
+    bytes: &[u8],
+    rule: impl ClipRule,
+    limits: &Limits,
+    deadline: Deadline,
+) -> Result<Clip, MediaError> {
     let mut kept = Kept::new(vec![0], &rule, limits, deadline);
-    kept.take(&picture(bytes, limits)?)?;
+    kept.take(&picture(bytes, limits, deadline)?)?;
     kept.clip(None)
 }
 
@@ -244,10 +268,10 @@ fn animated(
     bytes: &[u8],
     rule: impl ClipRule,
     limits: &Limits,
-    deadline: Instant,
+    deadline: Deadline,
 ) -> Result<Clip, MediaError> {
-    let Some(frames) = animation(format, bytes, limits)? else {
-        return single(bytes, rule, limits);
+    let Some(frames) = animation(format, bytes, limits, deadline)? else {
+        return single(bytes, rule, limits, deadline);
     };
     let (mut count, mut duration) = (0, Duration::ZERO);
     for next in frames {
@@ -256,14 +280,14 @@ fn animated(
         count += 1;
         check(Bound::Frames, limits.frames as u64, count as u64)?;
         check(Bound::Seconds, limits.seconds, duration.as_secs())?;
-        check_time(limits, deadline)?;
+        deadline.check()?;
     }
     if count == 0 {
         return Err(no_frames());
     }
     let fps = (count > 1).then(|| count as f64 / duration.as_secs_f64());
     let mut kept = Kept::new(rule.frames(count, fps), &rule, limits, deadline);
-    let frames = animation(format, bytes, limits)?.ok_or_else(no_frames)?;
+    let frames = animation(format, bytes, limits, deadline)?.ok_or_else(no_frames)?;
     for (number, next) in frames.enumerate() {
         match kept.next() {
             None => break,
@@ -272,7 +296,7 @@ fn animated(
             }
             Some(_) => kept.take(&on_white(&next.map_err(broken)?.into_buffer()))?,
         }
-        check_time(limits, deadline)?;
+        deadline.check()?;
     }
     kept.clip(fps)
 }

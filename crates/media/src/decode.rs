@@ -1,20 +1,19 @@
 //! From the bytes of a picture to a frame.
 
-use std::io::Cursor;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::codecs::gif::GifDecoder;
-use image::codecs::jpeg::JpegDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::{
     AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageFormat, RgbaImage, guess_format,
 };
 
+use crate::deadline::{Deadline, Timed};
 use crate::error::check;
-use crate::{Bound, Frame, Limits, MediaError};
+use crate::{Bound, Frame, Limits, MediaError, jpeg, webp};
 
 /// Bytes of a color profile and of texts of a PNG, as they are kept.
 const HEADER_BYTES: u64 = 16 << 20;
@@ -24,8 +23,8 @@ const PIXEL_BYTES: u64 = 4;
 
 /// Decodes a picture: PNG, JPEG, WebP or GIF; of an animation it is the first frame.
 ///
-/// Works on a thread of its own. If that takes too long it is left to itself: the bound of pixels
-/// ends it.
+/// Works on a thread of its own. If time is up before it has ended, the thread is left to itself, and
+/// ends when it next reads of the file: after the pixels of one frame at most.
 ///
 /// # Errors
 ///
@@ -37,18 +36,18 @@ const PIXEL_BYTES: u64 = 4;
 pub fn decode(bytes: Vec<u8>, limits: &Limits) -> Result<Frame, MediaError> {
     check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
     let own = limits.clone();
-    within(limits.time, move |_| picture(&bytes, &own))
+    within(limits.time, move |deadline| picture(&bytes, &own, deadline))
 }
 
-/// [`decode`] on the caller's thread, which waits as long as it takes and panics where a decoder
-/// does: for tests.
+/// [`decode`] on the caller's thread, which panics where a decoder does: for tests.
 ///
 /// # Errors
 ///
-/// As [`decode`], but for the time.
+/// As [`decode`].
 pub fn decode_here(bytes: &[u8], limits: &Limits) -> Result<Frame, MediaError> {
     check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
-    picture(bytes, limits)
+    let deadline = Deadline::after(limits.time);
+    deadline.keep(|| picture(bytes, limits, deadline))
 }
 
 /// Does `work` on a thread of its own, which knows when it has to have ended, and waits for it until
@@ -59,17 +58,13 @@ pub fn decode_here(bytes: &[u8], limits: &Limits) -> Result<Frame, MediaError> {
 /// Any error of `work`; [`MediaError::TooSlow`] if it has not ended in time.
 pub(crate) fn within<T: Send + 'static>(
     time: Duration,
-    work: impl FnOnce(Instant) -> Result<T, MediaError> + Send + 'static,
+    work: impl FnOnce(Deadline) -> Result<T, MediaError> + Send + 'static,
 ) -> Result<T, MediaError> {
     let (send, receive) = channel();
-    let deadline = Instant::now() + time;
+    let deadline = Deadline::after(time);
     let work = move || {
         // Nobody waits any more after the deadline.
-        let is_late = Instant::now() >= deadline;
-        let _ = send.send(match is_late {
-            true => Err(MediaError::TooSlow(time)),
-            false => work(deadline),
-        });
+        let _ = send.send(deadline.keep(|| work(deadline)));
     };
     let thread = thread::Builder::new().name("decode".to_owned());
     thread.spawn(work).expect("a thread to decode with starts");
@@ -83,30 +78,29 @@ pub(crate) fn within<T: Send + 'static>(
 }
 
 /// The first frame of a file.
-pub(crate) fn picture(bytes: &[u8], limits: &Limits) -> Result<Frame, MediaError> {
+pub(crate) fn picture(
+    bytes: &[u8],
+    limits: &Limits,
+    deadline: Deadline,
+) -> Result<Frame, MediaError> {
+    let file = || Timed::new(bytes, deadline);
     match guess_format(bytes).map_err(|_| MediaError::UnknownFormat)? {
         ImageFormat::Png => {
             check_png_header(bytes, limits)?;
             // What comes before the pixels may be compressed, too.
             let mut own = image::Limits::default();
             own.max_alloc = Some(HEADER_BYTES);
-            let decoder = PngDecoder::with_limits(Cursor::new(bytes), own);
+            let decoder = PngDecoder::with_limits(file(), own);
             still(decoder.map_err(broken)?, limits)
         }
-        ImageFormat::Jpeg => still(
-            JpegDecoder::new(Cursor::new(bytes)).map_err(broken)?,
-            limits,
-        ),
+        ImageFormat::Jpeg => Ok(frame(jpeg::picture(file(), limits)?)),
         format @ (ImageFormat::Gif | ImageFormat::WebP) => {
-            match animation(format, bytes, limits)? {
+            match animation(format, bytes, limits, deadline)? {
                 Some(mut frames) => {
                     let first = frames.next().ok_or_else(no_frames)?.map_err(broken)?;
                     Ok(on_white(&first.into_buffer()))
                 }
-                None => still(
-                    WebPDecoder::new(Cursor::new(bytes)).map_err(broken)?,
-                    limits,
-                ),
+                None => still(WebPDecoder::new(file()).map_err(broken)?, limits),
             }
         }
         _ => Err(MediaError::UnknownFormat),
@@ -118,18 +112,20 @@ pub(crate) fn animation<'a>(
     format: ImageFormat,
     bytes: &'a [u8],
     limits: &Limits,
+    deadline: Deadline,
 ) -> Result<Option<image::Frames<'a>>, MediaError> {
-    let bytes = Cursor::new(bytes);
+    let file = Timed::new(bytes, deadline);
     if format == ImageFormat::Gif {
-        let mut decoder = GifDecoder::new(bytes).map_err(broken)?;
+        let mut decoder = GifDecoder::new(file).map_err(broken)?;
         prepare(&mut decoder, limits)?;
         return Ok(Some(decoder.into_frames()));
     }
-    let mut decoder = WebPDecoder::new(bytes).map_err(broken)?;
+    let mut decoder = WebPDecoder::new(file).map_err(broken)?;
+    prepare(&mut decoder, limits)?;
+    webp::check(bytes, limits, deadline)?;
     if !decoder.has_animation() {
         return Ok(None);
     }
-    prepare(&mut decoder, limits)?;
     Ok(Some(decoder.into_frames()))
 }
 
@@ -214,4 +210,30 @@ pub(crate) fn on_white(image: &RgbaImage) -> Frame {
 /// A decoder's error, in at most a line.
 pub(crate) fn broken(error: ImageError) -> MediaError {
     MediaError::broken(&error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_decoder_gives_pixels_of_a_file_that_cannot_be_read() {
+        let limits = Limits::default();
+        let (now, later) = (Duration::ZERO, limits.time);
+        let files = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/files");
+        let mut formats = 0;
+        for file in std::fs::read_dir(files).unwrap() {
+            let path = file.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(picture(&bytes, &limits, Deadline::after(later)).is_ok());
+            let late = picture(&bytes, &limits, Deadline::after(now));
+            assert!(late.is_err(), "{}: {late:?}", path.display());
+            if let Ok(format @ (ImageFormat::Gif | ImageFormat::WebP)) = guess_format(&bytes) {
+                let late = animation(format, &bytes, &limits, Deadline::after(now));
+                assert!(late.is_err(), "{}", path.display());
+            }
+            formats += 1;
+        }
+        assert!(formats >= 9, "{formats}");
+    }
 }

@@ -22,6 +22,8 @@ pub enum Bound {
     Channels,
     /// Samples a second of a sound.
     SampleRate,
+    /// Bytes of the headers and tags of a sound.
+    Tags,
 }
 
 impl std::fmt::Display for Bound {
@@ -35,6 +37,7 @@ impl std::fmt::Display for Bound {
             Bound::ClipPixels => "pixels in all frames",
             Bound::Channels => "channels",
             Bound::SampleRate => "samples a second",
+            Bound::Tags => "bytes of headers and tags",
         })
     }
 }

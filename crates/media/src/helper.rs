@@ -18,9 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::clip::{Kept, check_length, check_time};
+use crate::clip::{Kept, check_length};
+use crate::deadline::Deadline;
 use crate::decode::check_size;
 use crate::{Clip, ClipRule, Frame, Limits, MediaError};
 
@@ -88,14 +89,14 @@ impl VideoTools {
         bytes: &[u8],
         rule: impl ClipRule,
         limits: &Limits,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<Clip, MediaError> {
         let file = unlinked(bytes).map_err(|error| MediaError::Tool {
             tool: "a temporary file".into(),
             reason: error.to_string(),
         })?;
         let run = |program: &Path, arguments: &[String]| {
-            let started = Running::start(program, arguments, &file, limits, deadline);
+            let started = Running::start(program, arguments, &file, deadline);
             started.map_err(|error| match error.kind() {
                 // Both come together.
                 ErrorKind::NotFound => MediaError::NoTool {
@@ -295,8 +296,7 @@ struct Running {
     watching: Option<thread::JoinHandle<()>>,
     /// What it says is wrong.
     errors: Receiver<String>,
-    limits: Limits,
-    deadline: Instant,
+    deadline: Deadline,
 }
 
 impl Running {
@@ -304,8 +304,7 @@ impl Running {
         program: &Path,
         arguments: &[String],
         file: &File,
-        limits: &Limits,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> std::io::Result<Running> {
         let mut input = file.try_clone()?;
         input.rewind()?;
@@ -327,8 +326,7 @@ impl Running {
         let (ended, told) = channel();
         let watched = child.clone();
         let watching = thread::spawn(move || {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if told.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            if told.recv_timeout(deadline.left()) == Err(RecvTimeoutError::Timeout) {
                 kill(&watched);
             }
         });
@@ -339,7 +337,6 @@ impl Running {
             ended: Some(ended),
             watching: Some(watching),
             errors,
-            limits: limits.clone(),
             deadline,
         })
     }
@@ -366,7 +363,7 @@ impl Running {
             }
         };
         self.stop_watching();
-        check_time(&self.limits, self.deadline)?;
+        self.deadline.check()?;
         match status {
             Ok(Some(status)) if status.success() => Ok(()),
             _ => {

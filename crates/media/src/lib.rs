@@ -34,18 +34,21 @@
 #![forbid(unsafe_code)]
 
 mod clip;
+mod deadline;
 mod decode;
 mod error;
 mod frame;
 mod helper;
+mod jpeg;
 mod limits;
 mod resize;
 mod sound;
+mod webp;
 
-pub use clip::{ClipRule, choose_frames, decode_clip, decode_frames};
+pub use clip::{ClipRule, choose_frames, decode_clip, decode_clip_here, decode_frames};
 pub use decode::{decode, decode_here};
 pub use error::{Bound, MediaError};
 pub use frame::{Clip, Frame};
 pub use helper::VideoTools;
 pub use limits::{Limits, SoundLimits};
-pub use sound::{Sound, decode_sound};
+pub use sound::{Sound, decode_sound, decode_sound_here};

@@ -1,14 +1,15 @@
 //! Decoding: what files show, and what is done with those that mean harm.
 
-use std::io::Cursor;
+mod common;
+
 use std::time::Duration;
 
-use image::codecs::gif::{GifEncoder, Repeat};
+use common::{gif, written};
 use image::codecs::jpeg::JpegEncoder;
 use image::codecs::webp::WebPEncoder;
 use image::{
-    Delay, DynamicImage, ExtendedColorType, GrayImage, ImageBuffer, ImageEncoder, ImageFormat,
-    Luma, Rgb, RgbImage, Rgba, RgbaImage,
+    DynamicImage, ExtendedColorType, GrayImage, ImageBuffer, ImageEncoder, ImageFormat, Luma, Rgb,
+    RgbImage, Rgba, RgbaImage,
 };
 use media::{Bound, Frame, Limits, MediaError, decode};
 
@@ -21,27 +22,6 @@ fn picture(width: u32, height: u32) -> RgbImage {
     RgbImage::from_fn(width, height, |x, y| {
         Rgb([x as u8, y as u8, (x * 7 + y) as u8])
     })
-}
-
-fn written(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
-    let mut bytes = Cursor::new(Vec::new());
-    image.write_to(&mut bytes, format).unwrap();
-    bytes.into_inner()
-}
-
-/// A GIF of frames of one gray each, and how many hundredths of a second each is shown.
-fn gif(frames: &[(u8, u32)]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut encoder = GifEncoder::new(&mut bytes);
-    encoder.set_repeat(Repeat::Infinite).unwrap();
-    for &(gray, hundredths) in frames {
-        let image = RgbaImage::from_pixel(20, 10, Rgba([gray, gray, gray, 255]));
-        let delay = Delay::from_numer_denom_ms(hundredths * 10, 1);
-        let frame = image::Frame::from_parts(image, 0, 0, delay);
-        encoder.encode_frame(frame).unwrap();
-    }
-    drop(encoder);
-    bytes
 }
 
 /// One file of each format.

@@ -1,18 +1,14 @@
 //! Files that mean harm: what they may cost is bounded before they are decoded, in memory by the
 //! limits alone.
 
-use std::io::Cursor;
-use std::sync::{Mutex, PoisonError};
+mod common;
+#[path = "common/memory.rs"]
+mod memory;
 
-use image::{DynamicImage, ImageBuffer, ImageFormat, Rgb, RgbImage, Rgba};
+use common::{Bits, written};
+use image::{ImageBuffer, ImageFormat, Rgb, RgbImage, Rgba};
 use media::{Bound, ClipRule, Frame, Limits, MediaError, VideoTools, decode, decode_clip};
-use peak_alloc::PeakAlloc;
-
-#[global_allocator]
-static ALLOCATED: PeakAlloc = PeakAlloc;
-
-/// Tests measure memory one after the other.
-static ALONE: Mutex<()> = Mutex::new(());
+use memory::{alone, measured};
 
 /// Files as other programs write them.
 const FILES: &[(&str, &[u8], [usize; 3])] = &[
@@ -90,12 +86,9 @@ fn tight() -> Limits {
 }
 
 /// What decoding `file` within `limits` gives, and the most memory that it took beside the file.
-fn measured(file: &[u8], limits: &Limits) -> (Result<Frame, MediaError>, usize) {
+fn read(file: &[u8], limits: &Limits) -> (Result<Frame, MediaError>, usize) {
     let file = file.to_vec();
-    ALLOCATED.reset_peak_usage();
-    let before = ALLOCATED.current_usage();
-    let decoded = decode(file, limits);
-    (decoded, ALLOCATED.peak_usage().saturating_sub(before))
+    measured(|| decode(file, limits))
 }
 
 /// Bytes that a decoder may take within `limits`: as the crate says, the pixels that it returns, its
@@ -103,12 +96,6 @@ fn measured(file: &[u8], limits: &Limits) -> (Result<Frame, MediaError>, usize) 
 fn cage(limits: &Limits) -> usize {
     let pixels = limits.pixels.max(limits.clip_pixels) as usize;
     15 * pixels + limits.bytes + (17 << 20)
-}
-
-fn written(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
-    let mut bytes = Cursor::new(Vec::new());
-    image.write_to(&mut bytes, format).unwrap();
-    bytes.into_inner()
 }
 
 /// A chunk of a PNG with its checksum.
@@ -151,6 +138,7 @@ fn zeros(n: usize) -> Vec<u8> {
 
 #[test]
 fn files_of_other_programs_are_read_whole() {
+    let _alone = alone();
     for (name, file, [frames, height, width]) in FILES {
         let frame = decode(file.to_vec(), &Limits::default());
         let frame = frame.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -178,12 +166,12 @@ fn files_of_other_programs_are_read_whole() {
 
 #[test]
 fn what_is_cut_off_takes_no_more_than_the_whole() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     for (name, file, _) in FILES {
-        let (whole, most) = measured(file, &tight());
+        let (whole, most) = read(file, &tight());
         whole.unwrap_or_else(|error| panic!("{name}: {error}"));
         for percent in 0..100 {
-            let (cut, took) = measured(&file[..file.len() * percent / 100], &tight());
+            let (cut, took) = read(&file[..file.len() * percent / 100], &tight());
             match cut {
                 Err(MediaError::UnknownFormat | MediaError::Broken(_)) => {}
                 // Some decoders show what there is.
@@ -201,7 +189,7 @@ fn what_is_cut_off_takes_no_more_than_the_whole() {
 
 #[test]
 fn a_promise_of_too_many_pixels_costs_nothing() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let gif = |width: u16, height: u16| {
         let size = [width.to_le_bytes(), height.to_le_bytes()].concat();
         let frame = [
@@ -247,7 +235,7 @@ fn a_promise_of_too_many_pixels_costs_nothing() {
         ("a large WebP", webp(4000, 4000)),
         ("a JPEG", jpeg),
     ] {
-        let (refused, took) = measured(&file, &tight());
+        let (refused, took) = read(&file, &tight());
         let is_refused = matches!(
             refused,
             Err(MediaError::TooLarge {
@@ -262,7 +250,7 @@ fn a_promise_of_too_many_pixels_costs_nothing() {
 
 #[test]
 fn a_bomb_bursts_in_its_cage() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let bomb = zeros(400 << 20);
     assert!(bomb.len() < 4 << 20, "{}", bomb.len());
     // Pixels for a hundred times as many as the header says.
@@ -303,7 +291,7 @@ fn a_bomb_bursts_in_its_cage() {
         ("a WebP", written(&plain.clone().into(), ImageFormat::WebP)),
         ("a GIF", written(&plain.into(), ImageFormat::Gif)),
     ] {
-        let (decoded, took) = measured(&file, &tight());
+        let (decoded, took) = read(&file, &tight());
         assert!(
             took <= cage(&tight()),
             "{name} takes {took} bytes: {decoded:?}"
@@ -311,8 +299,87 @@ fn a_bomb_bursts_in_its_cage() {
     }
 }
 
+/// A lossless WebP of 16 by 16 pixels, whose blocks say that there are 65,536 sets of Huffman codes. Each
+/// code has eleven symbols, the last two of which have ten bits: a table of a thousand entries.
+fn many_codes() -> Vec<u8> {
+    let mut bits = Bits::default();
+    bits.put(0x2f, 8);
+    bits.put(15, 14);
+    bits.put(15, 14);
+    // No alpha, version 0, no transforms, no cache; more sets than one, blocks of 4 by 4 pixels.
+    bits.put(0, 6);
+    bits.put(1, 1);
+    bits.put(0, 3);
+    // The picture of their numbers, without a cache: green and red are 255, all else is 0.
+    bits.put(0, 1);
+    for symbol in [255u64, 255, 0, 0, 0] {
+        bits.put(0b101 | symbol << 3, 11);
+    }
+    let mut code = Bits::default();
+    code.put(0, 1);
+    code.put(10, 4);
+    // The code of lengths: those of 17, 18, 0, 1 to 5, 16, 6, 7 to 10.
+    for length in [0, 0, 0, 3, 3, 3, 3, 3, 0, 3, 4, 4, 4, 4] {
+        code.put(length, 3);
+    }
+    // Eleven lengths, each as its code of three or four bits, the highest first.
+    code.put(0b0011, 4);
+    code.put(9, 4);
+    for length in [1u64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10] {
+        let (value, n) = match length {
+            ..=6 => (length - 1, 3),
+            _ => (length - 7 + 0b1100, 4),
+        };
+        code.put(value.reverse_bits() >> (64 - n), n);
+    }
+    let mut data = bits;
+    for _ in 0..5 * 65_536 {
+        data.append(&code);
+    }
+    let data = data.bytes();
+    let length = |n: usize| (n as u32).to_le_bytes();
+    let chunk = [&b"VP8L"[..], &length(data.len()), &data].concat();
+    [&b"RIFF"[..], &length(chunk.len() + 4), b"WEBP", &chunk].concat()
+}
+
+#[test]
+fn huffman_codes_that_few_bytes_ask_for_cost_nothing() {
+    let _alone = alone();
+    let file = many_codes();
+    assert!(file.len() < 4 << 20, "{}", file.len());
+    let (decoded, took) = read(&file, &tight());
+    let error = decoded.unwrap_err().to_string();
+    assert!(error.contains("65536 sets of Huffman codes"), "{error}");
+    assert!(took < file.len() + (1 << 20), "{took}");
+}
+
+#[test]
+fn clips_that_are_cut_off_take_no_more_than_the_whole() {
+    let _alone = alone();
+    let read = |file: Vec<u8>| measured(|| decode_clip(file, All, &tight(), &no_tools()));
+    let lossless = common::webp(&[(10, 50), (200, 50), (90, 100), (7, 50)]);
+    let files = FILES.iter().map(|(name, file, _)| (*name, file.to_vec()));
+    for (name, file) in files.chain([("lossless.webp", lossless)]) {
+        let (whole, most) = read(file.clone());
+        let whole = whole.unwrap_or_else(|error| panic!("{name}: {error}"));
+        for percent in 0..100 {
+            let (cut, took) = read(file[..file.len() * percent / 100].to_vec());
+            match cut {
+                Err(MediaError::UnknownClip | MediaError::Broken(_)) => {}
+                Ok(clip) => assert!(clip.frames().len() <= whole.frames().len(), "{name}"),
+                Err(other) => panic!("{name} at {percent} %: {other}"),
+            }
+            assert!(
+                took <= most + (64 << 10),
+                "{name} at {percent} %: {took} of {most}"
+            );
+        }
+    }
+}
+
 #[test]
 fn deep_pixels_count_for_more() {
+    let _alone = alone();
     let deep: ImageBuffer<Rgba<u16>, Vec<u16>> = ImageBuffer::new(100, 60);
     let file = written(&deep.into(), ImageFormat::Png);
     let limits = |pixels| Limits {

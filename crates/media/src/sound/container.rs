@@ -1,20 +1,24 @@
 //! Containers of sound, told apart by their first bytes, and what is in them.
 
-use std::io::{Cursor, ErrorKind};
+use std::io::ErrorKind;
 
 use symphonia::core::codecs::CodecParameters;
+use symphonia::core::codecs::audio::well_known::CODEC_ID_VORBIS;
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoderOptions};
 use symphonia::core::errors::Error;
 use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::core::packet::Packet;
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 
 use super::Sound;
+use super::leash::Leash;
+use super::vorbis::check_codebooks;
+use crate::deadline::{Deadline, Timed};
 use crate::error::check;
 use crate::{Bound, MediaError, SoundLimits};
 
-/// Bytes of what a codec is set up with, at most: those of Vorbis have some thousand, and each may ask
-/// for a thousand times its size.
+/// Bytes of what a codec is set up with, at most: those of Vorbis have some thousand.
 const SETUP_BYTES_MAX: usize = 64 << 10;
 
 /// A WAV file with this many bytes of sound or more states none: what writes to a pipe does not know
@@ -72,27 +76,36 @@ impl Container {
     }
 
     /// Decodes it to one channel at its own rate.
-    pub(super) fn decode(self, bytes: Vec<u8>, limits: &SoundLimits) -> Result<Sound, MediaError> {
-        let mut source = Cursor::new(bytes);
-        source.set_position(self.first as u64);
-        let stream = MediaSourceStream::new(Box::new(source), MediaSourceStreamOptions::default());
-        let mut reader = self.reader(stream).map_err(refused)?;
+    pub(super) fn decode(
+        self,
+        bytes: &[u8],
+        limits: &SoundLimits,
+        deadline: Deadline,
+    ) -> Result<Sound, MediaError> {
+        let leash = Leash::default();
+        let file = Timed::new(bytes.get(self.first..).unwrap_or_default(), deadline);
+        let options = MediaSourceStreamOptions::default();
+        let stream = MediaSourceStream::new(Box::new(leash.hold(file)), options);
+        let opened = self.reader(stream);
+        leash.check()?;
+        let mut reader = opened.map_err(refused)?;
         let track = reader.default_track(TrackType::Audio);
         let track = track.ok_or(MediaError::UnknownSound)?.clone();
         let Some(CodecParameters::Audio(codec)) = &track.codec_params else {
             return Err(MediaError::UnknownSound);
         };
-        let setup = codec.extra_data.as_ref().map_or(0, |data| data.len());
-        if setup > SETUP_BYTES_MAX {
-            return Err(MediaError::Broken(format!(
-                "its codec is set up with {setup} bytes"
-            )));
-        }
+        check_codec(codec, limits)?;
         let stated = self.stated(&track, codec);
         if let (Some(frames), Some(rate)) = (stated, codec.sample_rate) {
             check_seconds(frames, rate, limits)?;
         }
-        let sound = decode_track(&mut *reader, track.id, codec, limits)?;
+        let mut packets = Packets {
+            reader: &mut *reader,
+            track: track.id,
+            leash,
+            deadline,
+        };
+        let sound = decode_track(&mut packets, codec, limits)?;
         match stated {
             Some(frames) if frames > sound.samples.len() as u64 => Err(MediaError::Broken(
                 format!("{} of {frames} samples are there", sound.samples.len()),
@@ -162,10 +175,54 @@ fn check_spec(channels: usize, rate: u32, limits: &SoundLimits) -> Result<(), Me
     }
 }
 
-/// The track with number `id`, its channels as one.
+/// Checks what a header states of the codec, before its decoder is made.
+fn check_codec(codec: &AudioCodecParameters, limits: &SoundLimits) -> Result<(), MediaError> {
+    let setup = codec.extra_data.as_deref().unwrap_or_default();
+    if setup.len() > SETUP_BYTES_MAX {
+        let message = format!("its codec is set up with {} bytes", setup.len());
+        return Err(MediaError::Broken(message));
+    }
+    if codec.codec == CODEC_ID_VORBIS {
+        check_codebooks(setup)?;
+    }
+    match (&codec.channels, codec.sample_rate) {
+        (Some(channels), Some(rate)) => check_spec(channels.count(), rate, limits),
+        _ => Ok(()),
+    }
+}
+
+/// The packets of one track.
+struct Packets<'a, 'b> {
+    reader: &'a mut (dyn FormatReader + 'b),
+    track: u32,
+    leash: Leash,
+    deadline: Deadline,
+}
+
+impl Packets<'_, '_> {
+    /// The next packet; none at the end of the file, wherever it is.
+    fn next(&mut self) -> Result<Option<Packet>, MediaError> {
+        loop {
+            self.deadline.check()?;
+            let next = self.reader.next_packet();
+            self.leash.check()?;
+            self.leash.loosen();
+            // Tags that come on the way would be kept.
+            self.reader.metadata().skip_to_latest();
+            match next {
+                Err(Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return Ok(None);
+                }
+                Ok(Some(packet)) if packet.track_id != self.track => {}
+                other => return other.map_err(broken),
+            }
+        }
+    }
+}
+
+/// The samples of the track of `packets`, its channels as one.
 fn decode_track(
-    reader: &mut dyn FormatReader,
-    id: u32,
+    packets: &mut Packets<'_, '_>,
     codec: &AudioCodecParameters,
     limits: &SoundLimits,
 ) -> Result<Sound, MediaError> {
@@ -174,10 +231,7 @@ fn decode_track(
     let decoder = codecs.make_audio_decoder(codec, &options);
     let mut decoder = decoder.map_err(refused)?;
     let (mut spec, mut samples, mut packet_samples) = (None, Vec::new(), Vec::<f32>::new());
-    while let Some(packet) = next_packet(reader)? {
-        if packet.track_id != id {
-            continue;
-        }
+    while let Some(packet) = packets.next()? {
         let decoded = decoder.decode(&packet).map_err(broken)?;
         let own = (decoded.spec().channels().count(), decoded.spec().rate());
         let (channels, rate) = *spec.get_or_insert(own);
@@ -207,16 +261,6 @@ fn mean(channels: &[f32]) -> f32 {
     }
 }
 
-/// The next packet; none at the end of the file, wherever it is.
-fn next_packet(
-    reader: &mut dyn FormatReader,
-) -> Result<Option<symphonia::core::packet::Packet>, MediaError> {
-    match reader.next_packet() {
-        Err(Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
-        other => other.map_err(broken),
-    }
-}
-
 /// Why a file was not opened.
 fn refused(error: Error) -> MediaError {
     match error {
@@ -227,7 +271,5 @@ fn refused(error: Error) -> MediaError {
 
 /// A decoder's error, in at most a line.
 fn broken(error: Error) -> MediaError {
-    let text = error.to_string();
-    let line = text.lines().next().unwrap_or_default();
-    MediaError::Broken(line.chars().take(200).collect())
+    MediaError::broken(&error.to_string())
 }

@@ -1,8 +1,13 @@
 //! Sound: bytes become samples of one channel, at the rate that a model wants.
 
 mod container;
+mod leash;
 mod resample;
+mod vorbis;
 
+use std::convert::Infallible;
+
+use crate::deadline::Deadline;
 use crate::decode::within;
 use crate::error::check;
 use crate::{Bound, MediaError, SoundLimits};
@@ -52,14 +57,22 @@ impl Sound {
     /// Panics if `rate` is 0.
     #[must_use]
     pub fn resampled(self, rate: u32) -> Sound {
+        let Ok(sound) = self.resampled_while(rate, || Ok::<_, Infallible>(()));
+        sound
+    }
+
+    /// [`Sound::resampled`], for as long as `go_on` allows.
+    fn resampled_while<E>(
+        self,
+        rate: u32,
+        go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<Sound, E> {
         assert!(rate > 0, "a sound has samples a second");
         if rate == self.rate {
-            return self;
+            return Ok(self);
         }
-        Sound {
-            rate,
-            samples: resample::resample(&self.samples, self.rate, rate),
-        }
+        let samples = resample::resample(&self.samples, [self.rate, rate], go_on)?;
+        Ok(Sound { rate, samples })
     }
 }
 
@@ -77,8 +90,8 @@ impl std::fmt::Debug for Sound {
 /// holds less sound than its header states is broken; where the header states nothing, as those of
 /// streams, it ends where it ends.
 ///
-/// Works on a thread of its own. If that takes too long it is left to itself: the bounds of seconds and
-/// bytes end it.
+/// Works on a thread of its own. If time is up before it has ended, the thread is left to itself, and
+/// ends with the packet that it is at.
 ///
 /// # Errors
 ///
@@ -89,11 +102,67 @@ impl std::fmt::Debug for Sound {
 /// Panics if `rate` is 0, or the system cannot start a thread.
 pub fn decode_sound(bytes: Vec<u8>, rate: u32, limits: &SoundLimits) -> Result<Sound, MediaError> {
     assert!(rate > 0, "a sound has samples a second");
-    check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
-    let container = Container::of(&bytes).ok_or(MediaError::UnknownSound)?;
+    let container = container(&bytes, limits)?;
     let own = limits.clone();
-    within(limits.time, move |_| {
-        let sound = container.decode(bytes, &own)?;
-        Ok(sound.resampled(rate))
+    within(limits.time, move |deadline| {
+        let sound = container.decode(&bytes, &own, deadline)?;
+        drop(bytes);
+        sound.resampled_while(rate, || deadline.check())
     })
+}
+
+/// [`decode_sound`] on the caller's thread, which panics where a decoder does: for tests.
+///
+/// # Errors
+///
+/// As [`decode_sound`].
+///
+/// # Panics
+///
+/// Panics if `rate` is 0, and where a decoder does.
+pub fn decode_sound_here(
+    bytes: &[u8],
+    rate: u32,
+    limits: &SoundLimits,
+) -> Result<Sound, MediaError> {
+    let container = container(bytes, limits)?;
+    let deadline = Deadline::after(limits.time);
+    deadline.keep(|| {
+        let sound = container.decode(bytes, limits, deadline)?;
+        sound.resampled_while(rate, || deadline.check())
+    })
+}
+
+/// The container that `bytes` are, if they are not too many.
+fn container(bytes: &[u8], limits: &SoundLimits) -> Result<Container, MediaError> {
+    check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
+    Container::of(bytes).ok_or(MediaError::UnknownSound)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn no_decoder_gives_samples_of_a_file_that_cannot_be_read() {
+        let limits = SoundLimits::default();
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sound");
+        for name in ["stereo.flac", "mono.mp3", "stereo.ogg"] {
+            let bytes = std::fs::read(format!("{folder}/{name}")).unwrap();
+            let container = Container::of(&bytes).unwrap();
+            let decoded = |time| container.decode(&bytes, &limits, Deadline::after(time));
+            assert!(decoded(limits.time).is_ok(), "{name}");
+            assert!(decoded(Duration::ZERO).is_err(), "{name}");
+        }
+        // Resampling has no file to read.
+        let sound = Sound::new(44_100, vec![0.5; 44_100]);
+        let mut asked = 0;
+        let ended = sound.resampled_while(16_000, || {
+            asked += 1;
+            if asked < 3 { Ok(()) } else { Err(asked) }
+        });
+        assert_eq!(ended, Err(3));
+    }
 }

@@ -101,6 +101,36 @@ pub(crate) fn details(reply: &Reply, name: &str) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{reply:?}"))
 }
 
+/// Pictures, and frames of videos, that the tower has looked at.
+pub(crate) fn encoded(server: &Server) -> u64 {
+    server
+        .engine
+        .counters()
+        .media
+        .encoded
+        .load(Ordering::Relaxed)
+}
+
+/// Asks each of `asks` of a server of its own, and then all of one server at once, which says the same; that
+/// server.
+pub(crate) async fn same_alone_and_together(model: &'static str, asks: &[Value; 4]) -> Server {
+    let mut alone = Vec::new();
+    for ask in asks {
+        let server = Server::start(setup(model)).await;
+        alone.push(said(&server.chat(ask).await));
+    }
+    let server = Server::start(setup(model)).await;
+    let [a, b, c, d] = asks.each_ref();
+    let (a, b, c, d) = tokio::join!(
+        server.chat(a),
+        server.chat(b),
+        server.chat(c),
+        server.chat(d)
+    );
+    assert_eq!([a, b, c, d].each_ref().map(said).to_vec(), alone, "{model}");
+    server
+}
+
 #[tokio::test]
 async fn speculation_never_changes_what_is_said_of_a_picture() {
     for (model, drafter) in SEEING {
@@ -165,29 +195,8 @@ async fn a_picture_changes_no_text_that_is_written_beside_it() {
             chat(&[words("Tell me of the wind.")]),
             chat(&[words("What is a kite?")]),
         ];
-        let mut alone = Vec::new();
-        for ask in &asks {
-            let server = Server::start(setup(model)).await;
-            alone.push(said(&server.chat(ask).await));
-        }
-        let server = Server::start(setup(model)).await;
-        let [a, b, c, d] = asks.each_ref();
-        let (a, b, c, d) = tokio::join!(
-            server.chat(a),
-            server.chat(b),
-            server.chat(c),
-            server.chat(d)
-        );
-        assert_eq!([a, b, c, d].each_ref().map(said).to_vec(), alone, "{model}");
-        assert_eq!(
-            server
-                .engine
-                .counters()
-                .media
-                .encoded
-                .load(Ordering::Relaxed),
-            2
-        );
+        let server = same_alone_and_together(model, &asks).await;
+        assert_eq!(encoded(&server), 2);
     }
 }
 
@@ -227,15 +236,106 @@ async fn every_api_takes_the_same_picture_for_the_same() {
     let reply = server.post("/api/generate", &ollama).await;
     assert_eq!(reply.json()["response"], text, "{reply:?}");
     // It has been looked at once.
-    assert_eq!(
-        server
-            .engine
-            .counters()
-            .media
-            .encoded
-            .load(Ordering::Relaxed),
-        1
+    assert_eq!(encoded(&server), 1);
+}
+
+/// What a conversation says in which a tool has answered `result` with a picture: as Anthropic's API, the
+/// Responses API and chat completions have it, with the number of tokens of the prompt. The fourth is what
+/// a template that shows no picture of a tool makes of it.
+async fn said_of_results(server: &Server, data: &str) -> [(Value, Value); 4] {
+    let (asked, told) = ("What does the camera show?", "Taken at noon.");
+    let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+    let result = json!({"type": "tool_result", "tool_use_id": "c", "content": [
+        {"type": "text", "text": told}, {"type": "image", "source": source}]});
+    let anthropic = json!({"max_tokens": 24, "temperature": 0, "messages": [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+        {"role": "user", "content": [result]}]});
+    let reply = server.post("/v1/messages", &anthropic).await.json();
+    let count = server.post("/v1/messages/count_tokens", &anthropic).await;
+    let blocks = (
+        reply["content"][0]["text"].clone(),
+        count.json()["input_tokens"].clone(),
     );
+    let output = json!([{"type": "input_text", "text": told},
+        {"type": "input_image", "image_url": format!("data:image/png;base64,{data}")}]);
+    let responses = json!({"max_output_tokens": 24, "temperature": 0, "input": [
+        {"role": "user", "content": asked},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": output}]});
+    let reply = server.post("/v1/responses", &responses).await.json();
+    let items = (
+        reply["output"][0]["content"][0]["text"].clone(),
+        reply["usage"]["input_tokens"].clone(),
+    );
+    let call =
+        json!({"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}});
+    let begun = [
+        json!({"role": "user", "content": asked}),
+        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+    ];
+    let tool = |content: Value| json!({"role": "tool", "tool_call_id": "c", "content": content});
+    let ends = [
+        vec![tool(json!([words(told), picture(data)]))],
+        vec![
+            tool(json!(told)),
+            json!({"role": "user", "content": [picture(data)]}),
+        ],
+    ];
+    let mut chats = Vec::new();
+    for end in ends {
+        let messages = [&begun[..], &end].concat();
+        let reply = server
+            .chat(&json!({"max_tokens": 24, "temperature": 0, "messages": messages}))
+            .await;
+        let tokens = reply.json()["usage"]["prompt_tokens"].clone();
+        chats.push((json!(reply.text()), tokens));
+    }
+    let [parts, turn] = chats.try_into().expect("two chats");
+    [blocks, items, parts, turn]
+}
+
+#[tokio::test]
+async fn a_picture_in_the_result_of_a_tool_is_seen_in_every_api() {
+    for (model, _) in SEEING {
+        let server = Server::start(setup(model)).await;
+        let seen = said_of_results(&server, &red()).await;
+        for other in &seen {
+            assert_eq!(*other, seen[0], "{model}: {seen:?}");
+        }
+        // It is in the prompt, and has been looked at once.
+        assert_eq!(encoded(&server), 1, "{model}");
+        assert!(seen[0].0.as_str().is_some_and(|text| !text.is_empty()));
+        let others = said_of_results(&server, &blue()).await;
+        assert_eq!(others[1], others[0], "{model}: {others:?}");
+        assert!(others[0].0 != seen[0].0, "{model} sees another picture");
+        assert_eq!(encoded(&server), 2, "{model}");
+    }
+}
+
+#[tokio::test]
+async fn the_bytes_of_a_file_say_what_it_is() {
+    let server = Server::start(setup("tiny-qwen3.5-vision")).await;
+    let ask = |kind: &str| {
+        let url = format!("data:{kind};base64,{}", blue());
+        let part = json!({"type": "image_url", "image_url": {"url": url}});
+        chat(&[part, words("What is it?")])
+    };
+    let want = server.chat(&ask("image/jpeg")).await;
+    for wrong in ["image/png", "image/svg+xml", "video/mp4", "application/pdf"] {
+        assert_eq!(
+            said(&server.chat(&ask(wrong)).await),
+            said(&want),
+            "{wrong}"
+        );
+    }
+    // And what it is not.
+    let text = format!("data:image/png;base64,{}", base64(b"<svg></svg>"));
+    let part = json!({"type": "image_url", "image_url": {"url": text}});
+    let reply = server.chat(&chat(&[part])).await;
+    assert_eq!(reply.status, 400, "{reply:?}");
+    let message = reply.error()["message"].to_string();
+    assert!(message.contains("no known format"), "{message}");
 }
 
 #[tokio::test]
@@ -283,13 +383,7 @@ async fn what_is_no_picture_is_refused_by_its_place() {
         "context_length_exceeded",
         "{reply:?}"
     );
-    let encoded = server
-        .engine
-        .counters()
-        .media
-        .encoded
-        .load(Ordering::Relaxed);
-    assert_eq!(encoded, 1);
+    assert_eq!(encoded(&server), 1);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Pictures that requests name: at addresses of hosts that may be asked, and in a folder.
+//! Pictures and videos that requests name: at addresses of hosts that may be asked, and in a folder.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use server::{Config, Folder, Hosts, MediaSources};
 
 use crate::client::{Server, Setup};
-use crate::pictures::{blue, chat, file, picture, red, said, setup, words};
+use crate::pictures::{
+    SEEING, base64, blue, chat, encoded, file, picture, red, said, setup, words,
+};
+use crate::video::{gif_file, png_files, video};
 
 /// A host that gives every request `file`, and how often it was asked.
 fn host(file: Vec<u8>) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -47,13 +50,17 @@ fn url(url: &str) -> Value {
 }
 
 async fn start(media: MediaSources) -> Server {
+    start_with("tiny-qwen3.5-vision", media).await
+}
+
+async fn start_with(model: &'static str, media: MediaSources) -> Server {
     let config = Config {
         media,
         ..Config::default()
     };
     let setup = Setup {
         config,
-        ..setup("tiny-qwen3.5-vision")
+        ..setup(model)
     };
     Server::start(setup).await
 }
@@ -108,8 +115,54 @@ async fn a_picture_that_is_named_is_the_same_as_one_that_is_sent() {
         .await;
     assert_eq!(said(&both), said(&sent));
     // All of them are two pictures.
-    let counts = &server.engine.counters().media;
-    assert_eq!(counts.encoded.load(Ordering::Relaxed), 2);
+    assert_eq!(encoded(&server), 2);
+}
+
+#[tokio::test]
+async fn a_video_that_is_named_is_the_same_as_one_that_is_sent() {
+    let clip = gif_file(4, true);
+    for (model, _) in SEEING {
+        let (address, asked) = host(clip.clone());
+        let folder = folder(&format!("named-videos-{model}"));
+        std::fs::write(folder.join("kite.gif"), &clip).unwrap();
+        for (i, frame) in png_files(4, true).iter().enumerate() {
+            std::fs::write(folder.join(format!("{i}.png")), frame).unwrap();
+        }
+        let media = MediaSources::new(hosts(address), Some(Folder::open(&folder).unwrap()));
+        let server = start_with(model, media).await;
+        let ask = |part: Value| chat(&[part, words("What moves?")]);
+        let sent = server.chat(&ask(video(&base64(&clip)))).await;
+        let looks = encoded(&server);
+        let whole = folder.canonicalize().unwrap();
+        let file = format!("file://{}/kite.gif", whole.display());
+        let fetched = format!("http://{address}/kite.gif");
+        let frames: Vec<String> = (0..4).map(|i| format!("file://{i}.png")).collect();
+        for part in [
+            json!({"type": "video_url", "video_url": {"url": file}}),
+            json!({"type": "video_url", "video_url": "kite.gif"}),
+            json!({"type": "input_video", "video_url": "file://kite.gif"}),
+            json!({"type": "video_url", "video_url": {"url": fetched}}),
+            json!({"type": "video", "video": "kite.gif"}),
+            json!({"type": "video", "video": frames, "fps": 4}),
+        ] {
+            let reply = server.chat(&ask(part.clone())).await;
+            assert_eq!(said(&reply), said(&sent), "{model}: {part}");
+        }
+        let responses = json!({"max_output_tokens": 24, "temperature": 0, "input": [{"role": "user", "content": [
+            {"type": "input_video", "video_url": file}, {"type": "input_text", "text": "What moves?"}]}]});
+        let reply = server.post("/v1/responses", &responses).await;
+        let text = &reply.json()["output"][0]["content"][0]["text"];
+        assert_eq!(*text, sent.text(), "{model}: {reply:?}");
+        // The tower has looked at no frame twice.
+        assert_eq!(encoded(&server), looks, "{model}");
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "{model}");
+        let outside = ask(json!({"type": "video_url", "video_url": "../kite.gif"}));
+        let error = server.chat(&outside).await.error();
+        assert_eq!(
+            error["param"], "messages[0].content[0].video_url",
+            "{error}"
+        );
+    }
 }
 
 #[tokio::test]

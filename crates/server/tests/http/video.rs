@@ -1,14 +1,16 @@
 //! Requests with video, to models that see and to one that does not.
 
 use std::io::Cursor;
-use std::sync::atomic::Ordering;
 
 use image::codecs::gif::GifEncoder;
 use image::{Delay, ImageFormat, Rgba, RgbaImage};
 use serde_json::{Value, json};
 
 use crate::client::Server;
-use crate::pictures::{SEEING, base64, chat, details, picture, red, said, setup, with, words};
+use crate::pictures::{
+    SEEING, base64, chat, details, encoded, picture, red, said, same_alone_and_together, setup,
+    with, words,
+};
 
 /// Frames a second of the clips here.
 const FPS: u32 = 4;
@@ -24,8 +26,13 @@ fn frame(i: u32, n: u32, to_right: bool) -> RgbaImage {
     })
 }
 
-/// A GIF of `n` frames.
+/// A GIF of `n` frames, in base64.
 fn gif(n: u32, to_right: bool) -> String {
+    base64(&gif_file(n, to_right))
+}
+
+/// A GIF of `n` frames.
+pub(crate) fn gif_file(n: u32, to_right: bool) -> Vec<u8> {
     let mut file = Vec::new();
     let mut encoder = GifEncoder::new(&mut file);
     for i in 0..n {
@@ -34,21 +41,21 @@ fn gif(n: u32, to_right: bool) -> String {
         encoder.encode_frame(frame).unwrap();
     }
     drop(encoder);
-    base64(&file)
+    file
 }
 
 /// The same frames as a PNG each.
-fn pngs(n: u32, to_right: bool) -> Vec<String> {
+pub(crate) fn png_files(n: u32, to_right: bool) -> Vec<Vec<u8>> {
     let png = |i| {
         let mut file = Cursor::new(Vec::new());
         let frame = frame(i, n, to_right);
         frame.write_to(&mut file, ImageFormat::Png).unwrap();
-        base64(&file.into_inner())
+        file.into_inner()
     };
     (0..n).map(png).collect()
 }
 
-fn video(data: &str) -> Value {
+pub(crate) fn video(data: &str) -> Value {
     json!({"type": "video_url", "video_url": {"url": format!("data:image/gif;base64,{data}")}})
 }
 
@@ -92,13 +99,8 @@ async fn a_video_is_the_same_in_every_form() {
             with(&ask, "logprobs", json!(true))
         };
         let want = server.chat(&ask(&video(&gif(4, true)))).await;
-        let looks = server
-            .engine
-            .counters()
-            .media
-            .encoded
-            .load(Ordering::Relaxed);
-        let frames = pngs(4, true);
+        let looks = encoded(&server);
+        let frames: Vec<String> = png_files(4, true).iter().map(|f| base64(f)).collect();
         let listed = frames.iter();
         let listed: Vec<_> = listed
             .map(|f| format!("data:image/png;base64,{f}"))
@@ -130,12 +132,7 @@ async fn a_video_is_the_same_in_every_form() {
         let text = &reply.json()["output"][0]["content"][0]["text"];
         assert_eq!(*text, want.text(), "{reply:?}");
         // The tower has looked at no frame twice.
-        let now = server
-            .engine
-            .counters()
-            .media
-            .encoded
-            .load(Ordering::Relaxed);
+        let now = encoded(&server);
         assert_eq!((now, looks > 1), (looks, true), "{model}");
     }
 }
@@ -175,20 +172,7 @@ async fn a_video_changes_no_text_that_is_written_beside_it() {
             chat(&[video(&gif(8, false)), picture(&red()), words("What?")]),
             chat(&[words("What is a kite?")]),
         ];
-        let mut alone = Vec::new();
-        for ask in &asks {
-            let server = Server::start(setup(model)).await;
-            alone.push(said(&server.chat(ask).await));
-        }
-        let server = Server::start(setup(model)).await;
-        let [a, b, c, d] = asks.each_ref();
-        let (a, b, c, d) = tokio::join!(
-            server.chat(a),
-            server.chat(b),
-            server.chat(c),
-            server.chat(d)
-        );
-        assert_eq!([a, b, c, d].each_ref().map(said).to_vec(), alone, "{model}");
+        same_alone_and_together(model, &asks).await;
     }
 }
 
