@@ -25,6 +25,7 @@ const HEADINGS: &[&str] = &["Model", "Speculative decoding", "Defaults of reques
 const OTHERS: &[&str] = &[
     "parallel",
     "queue",
+    "tower-share",
     "no-prefix-cache",
     "alias",
     "chat-template",
