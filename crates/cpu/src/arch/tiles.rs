@@ -81,7 +81,7 @@ pub(crate) trait TileRegisters: Sized {
         sums: *mut [i32; 16],
     );
 
-    /// The lower and the upper four bits of each code, less 8 if `SIGNED`.
+    /// The lower and the upper four bits of each code; if `SIGNED` 16 times those less 8.
     fn halves<const SIGNED: bool>(
         codes: <Self::Bytes as Bytes>::Codes,
     ) -> [<Self::Bytes as Bytes>::Codes; 2];

@@ -79,7 +79,9 @@ impl<K: ByteKernel> ByteVariants for K {}
 /// # Safety
 ///
 /// The CPU has the features and the tiles of `T`, which this process may use.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,gfni")]
+#[target_feature(
+    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c,gfni"
+)]
 pub(super) unsafe fn avx512_tiles<T: TileRegisters, K: TileKernel>(kernel: K) -> K::Output {
     kernel.run::<T>()
 }

@@ -8,7 +8,7 @@
 //! tiles:    block = [groups, rows, line] bytes     each row's columns of a group together
 //! ```
 
-use crate::arch::{Detected, Kernel, Lanes, TILE_DEPTH};
+use crate::arch::{Detected, Kernel, Lanes, TILE_DEPTH, TILE_ROWS};
 use crate::device::Device;
 use crate::memory::{bytes, bytes_mut, values, values_mut};
 use crate::microkernel::even;
@@ -41,13 +41,19 @@ impl RowBlocks {
         }
     }
 
-    /// Bytes of a row's columns of a group of `group`. In tiles, smaller groups than
-    /// [`TILE_DEPTH`] have a line of that many bytes, with zeros beside them.
+    /// Bytes of a row's columns of a group of `group`. Where smaller groups than [`TILE_DEPTH`]
+    /// share a tile, each has a line of that many bytes, with zeros beside it.
     pub(crate) fn line(self, group: usize) -> usize {
+        let share = self.tiles && self.rows * TILE_DEPTH <= TILE_ROWS * group;
+        if share { group.max(TILE_DEPTH) } else { group }
+    }
+
+    /// Numbers that are kept of a group of a row.
+    pub(crate) fn factors(self) -> usize {
         if self.tiles {
-            group.max(TILE_DEPTH)
+            TILE_FACTORS
         } else {
-            group
+            GROUP_FACTORS
         }
     }
 }
@@ -63,13 +69,17 @@ pub(crate) struct QuantizedActivations {
     pub(crate) blocks: RowBlocks,
     /// The blocks' bytes, from the first page boundary on.
     q: Tensor,
-    /// Factors of each block: `[groups, rows, GROUP_FACTORS]`.
+    /// Factors of each block: `[groups, rows, RowBlocks::factors]`.
     factors: Tensor,
 }
 
 /// Numbers that are kept of a group of a row: `d`, `d Σ q`, and the integers `−8 Σ q` and
 /// `−128 Σ q`.
 pub(crate) const GROUP_FACTORS: usize = 4;
+
+/// The first ones of [`GROUP_FACTORS`], which tiles need. More would take the place of
+/// activations in the first-level cache.
+pub(crate) const TILE_FACTORS: usize = 2;
 
 /// The alignment of the blocks' bytes. Sums leave their tiles for the same places of a page as
 /// the activations come from: a load waits for every store under way to the same place of
@@ -147,8 +157,9 @@ impl Kernel for QuantizeRows<'_> {
                 }
                 let (d, sum) = (top / 127.0 + poison.sum(), sum.sum());
                 let bits = |times: i32| f32::from_bits((times * sum as i32) as u32);
-                let to = &mut self.factors[GROUP_FACTORS * (g * rows + m)..][..GROUP_FACTORS];
-                to.copy_from_slice(&[d, d * sum, bits(-8), bits(-128)]);
+                let all = [d, d * sum, bits(-8), bits(-128)];
+                let n = self.blocks.factors();
+                self.factors[n * (g * rows + m)..][..n].copy_from_slice(&all[..n]);
             }
         }
     }
@@ -184,7 +195,7 @@ impl Quantize<'_> {
         let (q, factors) = unsafe {
             (
                 self.q.part(part(line)),
-                self.factors.part(part(GROUP_FACTORS)),
+                self.factors.part(part(self.blocks.factors())),
             )
         };
         self.device.isa.run(QuantizeRows {
@@ -257,7 +268,7 @@ impl QuantizedActivations {
         };
         let line = blocks.line(group);
         let mut q = device.tensor(1, (padded * groups * line + PAGE).div_ceil(4));
-        let mut factors = device.tensor(padded, GROUP_FACTORS * groups);
+        let mut factors = device.tensor(padded, blocks.factors() * groups);
         {
             let q = bytes_mut::<i8>(values_mut(&mut q));
             let start = from_page(q);
@@ -304,7 +315,7 @@ impl QuantizedActivations {
             rows: run.len(),
             block: self.blocks.rows,
             q: &q[from_page(q)..][part(self.blocks.line(self.group))],
-            factors: &values(&self.factors)[part(GROUP_FACTORS)],
+            factors: &values(&self.factors)[part(self.blocks.factors())],
         }
     }
 }
@@ -318,6 +329,6 @@ pub(crate) struct ActivationView<'a> {
     pub(crate) block: usize,
     /// The blocks' bytes.
     pub(crate) q: &'a [i8],
-    /// Factors of each block: `[groups, rows, GROUP_FACTORS]`.
+    /// Factors of each block: `[groups, rows, RowBlocks::factors]`.
     pub(crate) factors: &'a [f32],
 }

@@ -18,14 +18,15 @@ pub(in crate::arch) fn granted() -> bool {
     *GRANTED.get_or_init(|| found() && permitted())
 }
 
-/// Whether the CPU has `AMX-TILE` and `AMX-INT8` (`CPUID` leaf 7), and GFNI, which unpacks codes
-/// for the tiles.
+/// Whether the CPU has `AMX-TILE` and `AMX-INT8` (`CPUID` leaf 7), and GFNI and AVX512-VBMI, which
+/// unpack codes for the tiles.
 fn found() -> bool {
     const WANTED: u32 = 1 << 24 | 1 << 25;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     __cpuid(0).eax >= 7
         && __cpuid_count(7, 0).edx & WANTED == WANTED
         && is_x86_feature_detected!("gfni")
+        && is_x86_feature_detected!("avx512vbmi")
 }
 
 /// Asks the system for the tile registers, for all threads of the process.
@@ -240,7 +241,7 @@ impl TileRegisters for Amx {
     fn halves<const SIGNED: bool>(
         codes: <Self::Bytes as Bytes>::Codes,
     ) -> [<Self::Bytes as Bytes>::Codes; 2] {
-        // SAFETY: `found` looked for GFNI.
+        // SAFETY: `found` looked for GFNI and AVX512-VBMI.
         unsafe { avx512::halves::<SIGNED>(codes) }
     }
 }

@@ -12,7 +12,7 @@
 //! ```
 
 use crate::arch::{self, Bytes, Lanes, TILE_ROWS as M, TileKernel, TileRegisters};
-use crate::matmul::activations::GROUP_FACTORS;
+use crate::matmul::activations::TILE_FACTORS;
 use crate::matmul::quantized::{
     CodeKind, LEVEL4, LoadScales, QuantizedWork, TABLE4, biased, pairs,
 };
@@ -38,18 +38,19 @@ const TURNS: usize = 2;
 /// The vectors beside the tiles.
 type LanesOf<T> = <<T as TileRegisters>::Bytes as Bytes>::Lanes;
 
-/// Unpacked codes and sums of each stage, in the places of their pages where the activations of
-/// the same groups lie.
+/// Memory for the unpacked codes and the sums of each stage, in the places of their pages where the
+/// activations of the same groups lie. A kernel's stages are as large as it needs them and follow
+/// each other closely: what they take of the first-level cache is taken from activations.
 #[repr(C, align(4096))]
 struct StageBuffers {
     codes: [[[u8; 64]; 32]; STAGES],
-    sums: [[[i32; 16]; M]; STAGES],
+    sums: [[[i32; 16]; 2 * M]; STAGES],
 }
 
-/// Blocks of `B` rows for `R` panels at a time, a panel a step, without a pause between them. The
-/// tile of a step has one group of `GROUP` columns, or two groups of 32: the activations then
-/// have each row twice, with the columns of one group and with those of the other, and zeros
-/// beside.
+/// Blocks of `B` rows for `R` panels at a time, a panel a step, without a pause between them. A
+/// step has one group of `GROUP` columns, or two groups of 32. Of eight rows these share a tile:
+/// the activations then have each row twice, with the columns of one group and with those of the
+/// other, and zeros beside. Of sixteen rows each has a product of its own.
 ///
 /// Sizes are constants, and all sums stay in registers: with sizes from memory the kernel took up
 /// to twice as long (Sapphire Rapids).
@@ -72,68 +73,71 @@ struct Steps<'a> {
     last: usize,
     q: *const i8,
     factors: *const f32,
-    /// Groups of a row.
-    groups: usize,
     /// Rounds: steps of `R` panels.
     n: usize,
+    /// Tiles of columns of a panel.
+    units: usize,
+    /// Rows of activations.
+    rows: usize,
     /// [`StageBuffers::codes`]
     codes: *mut u8,
     /// [`StageBuffers::sums`]
-    sums: *mut [[i32; 16]; M],
-}
-
-impl Steps<'_> {
-    /// Panel `r` of those at `cursor`, or the last one where there are not as many.
-    #[inline(always)]
-    fn panel(&self, cursor: Cursor, r: usize) -> *const u8 {
-        let p = (cursor.panel + r).min(self.last);
-        self.data.as_ptr().wrapping_add(p * self.panel_bytes)
-    }
+    sums: *mut [i32; 16],
 }
 
 /// Which block of rows, panels and tile of columns a stage of the pipeline works on.
-#[derive(Clone, Copy, Default)]
-struct Cursor {
+#[derive(Clone, Copy)]
+struct Cursor<const R: usize> {
     /// The first of the panels, counted from that of the work range.
     panel: usize,
+    /// Where the panels start, the last one of the range in the place of those that there are not.
+    panels: [*const u8; R],
     /// The first row of the block.
     row: usize,
     /// The tile of columns.
     unit: usize,
+    /// Tiles of columns of the rows from the first on: blocks follow each other.
+    from_first: usize,
 }
 
-impl Cursor {
-    /// The next of `units` tiles, of all blocks of `block` of `rows` rows, `panels` at a time.
+impl<const R: usize> Cursor<R> {
+    /// At the first tile of the panels from `panel` on.
     #[inline(always)]
-    fn next(self, units: usize, block: usize, rows: usize, panels: usize) -> Self {
-        let Cursor { panel, row, unit } = self;
-        if unit + 1 < units {
-            Cursor {
-                unit: unit + 1,
-                ..self
-            }
-        } else if row + block < rows {
-            Cursor {
-                panel,
-                row: row + block,
-                unit: 0,
-            }
-        } else {
-            Cursor {
-                panel: panel + panels,
-                row: 0,
-                unit: 0,
+    fn at(panel: usize, steps: &Steps<'_>) -> Self {
+        let mut panels = [steps.data.as_ptr(); R];
+        for (r, start) in panels.iter_mut().enumerate() {
+            *start = start.wrapping_add((panel + r).min(steps.last) * steps.panel_bytes);
+        }
+        Cursor {
+            panel,
+            panels,
+            row: 0,
+            unit: 0,
+            from_first: 0,
+        }
+    }
+
+    /// Goes on to the next tile, of all blocks of `block` rows and then of the next panels.
+    #[inline(always)]
+    fn advance(&mut self, block: usize, steps: &Steps<'_>) {
+        self.unit += 1;
+        self.from_first += 1;
+        if self.unit == steps.units {
+            self.unit = 0;
+            self.row += block;
+            if self.row >= steps.rows {
+                *self = Cursor::at(self.panel + R, steps);
             }
         }
     }
 }
 
 /// What each stage of the pipeline works on.
-#[derive(Clone, Copy, Default)]
-struct Cursors {
-    unpacking: Cursor,
-    multiplying: Cursor,
-    adding: Cursor,
+#[derive(Clone, Copy)]
+struct Cursors<const R: usize> {
+    unpacking: Cursor<R>,
+    multiplying: Cursor<R>,
+    adding: Cursor<R>,
 }
 
 impl<S, const KIND: CodeKind, const GROUP: usize, const SPAN: usize, const B: usize, const R: usize>
@@ -147,12 +151,17 @@ where
     fn run<T: TileRegisters>(self) {
         let mut buffers = MaybeUninit::<StageBuffers>::uninit();
         let steps = self.steps(&mut buffers);
-        let (n, rows, units) = (steps.n, self.0.x.rows, self.0.x.cols / Self::LINE);
+        let n = steps.n;
         // SAFETY: entered through `run_tiles`, which is where tiles may be made.
-        let tiles = unsafe { T::configure(B * Self::SHARED, arch::TILE_DEPTH) };
+        let tiles = unsafe { T::configure(B * Self::JOINED, Self::DEPTH) };
         let levels = T::Bytes::load(&std::array::from_fn(|i| self.0.w.levels[i % 16] as u8));
         let mut y = [[LanesOf::<T>::splat(0.0); R]; B];
-        let mut cursors = Cursors::default();
+        let start = Cursor::at(0, &steps);
+        let mut cursors = Cursors {
+            unpacking: start,
+            multiplying: start,
+            adding: start,
+        };
         let mut turn = 0;
         for round in 0..n + (PRODUCT_DELAY + OUTPUT_DELAY) / R {
             // A loop over the panels would not always be unrolled, and its sums lie in memory.
@@ -165,16 +174,16 @@ where
                 }
             }
             if round + 1 < n {
-                cursors.unpacking = cursors.unpacking.next(units, B, rows, R);
+                cursors.unpacking.advance(B, &steps);
             }
             if (PRODUCT_DELAY / R..n - 1 + PRODUCT_DELAY / R).contains(&round) {
-                cursors.multiplying = cursors.multiplying.next(units, B, rows, R);
+                cursors.multiplying.advance(B, &steps);
             }
             if round >= (PRODUCT_DELAY + OUTPUT_DELAY) / R {
-                if cursors.adding.unit + 1 == units {
+                if cursors.adding.unit + 1 == steps.units {
                     self.finish::<T>(&mut y, cursors.adding, steps.last);
                 }
-                cursors.adding = cursors.adding.next(units, B, rows, R);
+                cursors.adding.advance(B, &steps);
             }
         }
     }
@@ -198,8 +207,28 @@ where
     } else {
         1
     };
+    /// Groups of a step that share a tile.
+    const JOINED: usize = if B * Self::SHARED > M {
+        1
+    } else {
+        Self::SHARED
+    };
+    /// Products of a step.
+    const PRODUCTS: usize = Self::SHARED / Self::JOINED;
     /// Columns of a step.
     const LINE: usize = GROUP * Self::SHARED;
+    /// Bytes of a row of a product's activations, which a tile takes in two parts if they are more
+    /// than `DEPTH`.
+    const X_LINE: usize = GROUP * Self::JOINED;
+    const DEPTH: usize = if Self::X_LINE < arch::TILE_DEPTH {
+        Self::X_LINE
+    } else {
+        arch::TILE_DEPTH
+    };
+    /// Bytes of a step's activations.
+    const X_STEP: usize = Self::SHARED * B * Self::X_LINE;
+    /// Steps from a product to the one in which its sums leave their tile.
+    const LEAVING: usize = TURNS / Self::PRODUCTS;
     /// Bytes of the codes of a group.
     const CODES: usize = 16 * GROUP / if pairs(KIND) { 2 } else { 1 };
     /// Bytes of the codes of a super-block.
@@ -223,6 +252,7 @@ where
     fn steps(&self, buffers: &mut MaybeUninit<StageBuffers>) -> Steps<'a> {
         let QuantizedWork { w, data, x, .. } = self.0;
         let (line, groups, panel) = (Self::LINE, x.cols / GROUP, w.panel_bytes);
+        let units = x.cols / line;
         let last = self.0.range.len() - 1;
         let blocks = x.rows.div_ceil(B);
         assert_eq!(
@@ -237,8 +267,8 @@ where
         assert_eq!(
             (x.q.len(), x.factors.len()),
             (
-                blocks * B * groups * line,
-                blocks * B * groups * GROUP_FACTORS
+                blocks * units * Self::X_STEP,
+                blocks * B * groups * TILE_FACTORS
             ),
             "all rows of the blocks"
         );
@@ -251,8 +281,9 @@ where
             last,
             q: x.q.as_ptr(),
             factors: x.factors.as_ptr(),
-            groups,
-            n: self.0.range.len().div_ceil(R) * blocks * (x.cols / line),
+            n: self.0.range.len().div_ceil(R) * blocks * units,
+            units,
+            rows: x.rows,
             codes: codes.cast(),
             sums: sums.cast(),
         }
@@ -269,7 +300,7 @@ where
         steps: &Steps<'_>,
         levels: <T::Bytes as Bytes>::Codes,
         round: usize,
-        cursors: Cursors,
+        cursors: Cursors<R>,
         turn: &mut usize,
         y: &mut [[LanesOf<T>; R]; B],
     ) {
@@ -279,9 +310,8 @@ where
         // after the one that wrote it.
         unsafe {
             // The products of steps that there are not push out the sums of the last.
-            if product < steps.n * R + TURNS {
-                Self::multiply::<T, PANEL>(tiles, steps, product, cursors.multiplying, *turn);
-                *turn = if *turn == TURNS { 0 } else { *turn + 1 };
+            if product < steps.n * R + Self::LEAVING {
+                Self::multiply::<T, PANEL>(tiles, steps, product, cursors.multiplying, turn);
             }
             if round < steps.n && pairs(KIND) {
                 Self::unpack::<T, PANEL>(steps, levels, step, cursors.unpacking);
@@ -302,22 +332,48 @@ where
         tiles: &T,
         steps: &Steps<'_>,
         product: usize,
-        at: Cursor,
-        turn: usize,
+        at: Cursor<R>,
+        turn: &mut usize,
     ) {
-        let line = Self::LINE;
-        // SAFETY: the activations of a tile of columns, its codes, and the sums of a stage.
-        unsafe {
-            let x = at.row * steps.groups + at.unit * Self::SHARED * B;
-            let x = steps.q.add(x * line);
-            if PANEL == 0 || GROUP > arch::TILE_DEPTH {
-                tiles.load(x, line);
+        let line = Self::X_LINE;
+        for i in 0..Self::PRODUCTS {
+            // SAFETY: the activations of a tile of columns, its codes, and the sums of a stage.
+            unsafe {
+                let x = steps.q.add(at.from_first * Self::X_STEP + i * B * line);
+                if PANEL == 0 || Self::PRODUCTS > 1 || GROUP > arch::TILE_DEPTH {
+                    tiles.load(x, line);
+                }
+                let codes = match pairs(KIND) {
+                    true => steps
+                        .codes
+                        .add(product % STAGES * Self::LINE * 16)
+                        .cast_const(),
+                    false => at.panels[PANEL].add(Self::codes_at(at.unit, 0)),
+                };
+                let codes = codes.add(i * Self::JOINED * GROUP * 16);
+                let to = product.wrapping_sub(Self::LEAVING) % STAGES * Self::SHARED * B;
+                let to = steps.sums.add(to + i * Self::JOINED * B);
+                Self::multiply_tile(tiles, *turn, (x, line), codes, to);
             }
-            let codes = match pairs(KIND) {
-                true => steps.codes.add(product % STAGES * line * 16).cast_const(),
-                false => steps.panel(at, PANEL).add(Self::codes_at(at.unit, 0)),
-            };
-            let to = steps.sums.add(product.wrapping_sub(TURNS) % STAGES).cast();
+            *turn = if *turn == TURNS { 0 } else { *turn + 1 };
+        }
+    }
+
+    /// [`TileRegisters::multiply_in_turn`] for these codes.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline(always)]
+    unsafe fn multiply_tile<T: TileRegisters>(
+        tiles: &T,
+        turn: usize,
+        (x, line): (*const i8, usize),
+        codes: *const u8,
+        to: *mut [i32; 16],
+    ) {
+        // SAFETY: as promised.
+        unsafe {
             match (const { !biased(KIND) }, const { GROUP > arch::TILE_DEPTH }) {
                 (false, false) => tiles.multiply_in_turn::<false, false>(turn, x, line, codes, to),
                 (false, true) => tiles.multiply_in_turn::<false, true>(turn, x, line, codes, to),
@@ -327,7 +383,8 @@ where
         }
     }
 
-    /// Writes the codes of step `step` as bytes, those of levels as the levels.
+    /// Writes the codes of step `step` as bytes: those of [`LEVEL4`] as 16 times their levels, those of
+    /// other levels as the levels.
     ///
     /// # Safety
     ///
@@ -337,12 +394,12 @@ where
         steps: &Steps<'_>,
         levels: <T::Bytes as Bytes>::Codes,
         step: usize,
-        at: Cursor,
+        at: Cursor<R>,
     ) {
         // SAFETY: the codes of the groups of a tile, and memory for as many bytes in its stage.
         unsafe {
             for g in 0..Self::SHARED {
-                let from = steps.panel(at, PANEL).add(Self::codes_at(at.unit, g));
+                let from = at.panels[PANEL].add(Self::codes_at(at.unit, g));
                 let to = step % STAGES * Self::LINE * 16 + g * GROUP * 16;
                 let to = steps.codes.add(to);
                 for v in 0..Self::CODES / 64 {
@@ -378,30 +435,36 @@ where
         step: usize,
         Cursors {
             unpacking, adding, ..
-        }: Cursors,
+        }: Cursors<R>,
         y: &mut [[LanesOf<T>; R]; B],
     ) {
         // Where a panel ends, its stream goes on `R` panels later.
         let panel = steps.panel_bytes;
         let ahead = unpacking.unit * Self::STREAM + PREFETCH_DISTANCE;
         let ahead = ahead + if ahead < panel { 0 } else { (R - 1) * panel };
-        let ahead = steps.panel(unpacking, PANEL).wrapping_add(ahead);
+        let ahead = unpacking.panels[PANEL].wrapping_add(ahead);
         for g in 0..Self::SHARED {
             let group = adding.unit * Self::SHARED + g;
             // SAFETY: the group's scales, the sums of its stage and the factors of the block.
             let (scale, bias, exact, factors): (LanesOf<T>, LanesOf<T>, _, _) = unsafe {
                 let scales = group / SPAN * Self::SUPERBLOCK + Self::SUPERBLOCK_CODES;
-                let scales = steps.panel(adding, PANEL).add(scales);
+                let scales = adding.panels[PANEL].add(scales);
                 let (scale, bias) = S::load_scales::<_, KIND>(scales, SPAN, group % SPAN);
                 let done = (step - (PRODUCT_DELAY + OUTPUT_DELAY)) % STAGES;
-                let exact = steps.sums.add(done).cast::<[i32; 16]>().add(g * B);
-                let factors = adding.row * steps.groups + group * B;
+                let exact = steps.sums.add((done * Self::SHARED + g) * B);
+                let factors = (adding.from_first * Self::SHARED + g) * B;
                 (
                     scale,
                     bias,
                     exact,
-                    steps.factors.add(factors * GROUP_FACTORS),
+                    steps.factors.add(factors * TILE_FACTORS),
                 )
+            };
+            // Sums of 16 times the levels. No bit is lost: the sums are below 2²⁴, and the scales far
+            // above the smallest numbers.
+            let scale = match KIND {
+                LEVEL4 => scale * LanesOf::<T>::splat(1.0 / 16.0),
+                _ => scale,
             };
             for m in 0..B {
                 // Few lines at a time: many would wait for free buffers, and the arithmetic with
@@ -416,7 +479,7 @@ where
                 }
                 // SAFETY: row `m` of the block's sums and factors.
                 let (exact, d, d_sum) = unsafe {
-                    let own = factors.add(GROUP_FACTORS * m);
+                    let own = factors.add(TILE_FACTORS * m);
                     (T::Bytes::load_sums(&*exact.add(m)), *own, *own.add(1))
                 };
                 let (d, d_sum) = (LanesOf::<T>::splat(d), LanesOf::<T>::splat(d_sum));
@@ -437,7 +500,12 @@ where
 
     /// Writes the outputs of the rows and panels at `cursor`, and starts the next from zero.
     #[inline(always)]
-    fn finish<T: TileRegisters>(&self, y: &mut [[LanesOf<T>; R]; B], cursor: Cursor, last: usize) {
+    fn finish<T: TileRegisters>(
+        &self,
+        y: &mut [[LanesOf<T>; R]; B],
+        cursor: Cursor<R>,
+        last: usize,
+    ) {
         // Through memory: sums that are asked for by a number that is not a constant would be
         // kept there all the while.
         let mut out = [[[0.0; 16]; R]; B];
@@ -451,7 +519,7 @@ where
     }
 
     /// Writes the outputs of those rows and panels at `cursor` that there are.
-    fn write(&self, out: &[[[f32; 16]; R]; B], cursor: Cursor, last: usize) {
+    fn write(&self, out: &[[[f32; 16]; R]; B], cursor: Cursor<R>, last: usize) {
         let rows = B.min(self.0.x.rows - cursor.row);
         for (m, out) in out[..rows].iter().enumerate() {
             for (r, out) in out[..R.min(last + 1 - cursor.panel)].iter().enumerate() {

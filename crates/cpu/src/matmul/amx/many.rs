@@ -9,7 +9,7 @@
 //! ```
 
 use crate::arch::{self, Bytes, Lanes, TILE_ROWS as M, TileKernel, TileRegisters, store};
-use crate::matmul::activations::GROUP_FACTORS;
+use crate::matmul::activations::TILE_FACTORS;
 use crate::matmul::quantized::{
     AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedWork, TABLE4, biased, pairs,
 };
@@ -225,7 +225,7 @@ impl QuantizedWork<'_> {
         let groups = x.cols / group;
         let (first, end) = some.groups;
         let q = &x.q[row * x.cols..(row + M) * x.cols];
-        let factors = &x.factors[row * GROUP_FACTORS * groups..(row + M) * GROUP_FACTORS * groups];
+        let factors = &x.factors[row * TILE_FACTORS * groups..(row + M) * TILE_FACTORS * groups];
         assert!(end <= groups, "groups of the row");
         // Two steps of each group, `PRODUCT_DELAY` groups apart: products, outputs.
         for step in first..end + PRODUCT_DELAY {
@@ -256,7 +256,7 @@ impl QuantizedWork<'_> {
             for m in 0..M {
                 // SAFETY: the factors of each group and row of the block, sliced above.
                 let (d, d_sum) = unsafe {
-                    let at = factors.as_ptr().add(GROUP_FACTORS * (g * M + m));
+                    let at = factors.as_ptr().add(TILE_FACTORS * (g * M + m));
                     (LanesOf::<T>::splat(*at), LanesOf::<T>::splat(*at.add(1)))
                 };
                 let exact = T::Bytes::float(T::Bytes::load_sums(&exact[m]));
