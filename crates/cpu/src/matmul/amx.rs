@@ -16,7 +16,7 @@ mod many;
 
 use super::quantized::{
     AFFINE4, AFFINE8, IntegerScales, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork, ScaleLayout,
-    TABLE4,
+    TABLE4, biased,
 };
 use crate::arch::{self, TILE_ROWS as M};
 use crate::device::Device;
@@ -77,7 +77,7 @@ few! {
 
 /// The rows of a block, where tiles multiply `rows` rows with `w` faster than vectors do; else
 /// `None`. A block takes as long however many of its rows there are, so at most a quarter of the
-/// rows may be absent. One of 16 rows takes 1.6 times as long as one of 8 (Sapphire Rapids, weights
+/// rows may be absent, and an eighth where small groups have biases. One of 16 rows takes 1.6 times as long as one of 8 (Sapphire Rapids, weights
 /// from the second-level cache).
 pub(crate) fn block(w: &QuantizedPanels, rows: usize) -> Option<usize> {
     let wide = w.group >= arch::TILE_DEPTH;
@@ -87,7 +87,11 @@ pub(crate) fn block(w: &QuantizedPanels, rows: usize) -> Option<usize> {
     let few = w.group <= arch::TILE_DEPTH && 5 * rows.div_ceil(FEW) < 8 * rows.div_ceil(M);
     let block = if few { FEW } else { M };
     let whole = w.cols.is_multiple_of(w.group.max(arch::TILE_DEPTH));
-    let full = rows.next_multiple_of(block) * 3 <= rows * 4;
+    let (most, of) = match biased(w.kind) && !wide {
+        true => (7, 8),
+        false => (3, 4),
+    };
+    let full = rows.next_multiple_of(block) * most <= rows * of;
     (whole && full && from(w).is_some_and(|from| rows >= from)).then_some(block)
 }
 
