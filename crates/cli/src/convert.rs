@@ -82,16 +82,10 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         }
         recipe.attach_head(head);
     }
-    let has_tower = container == Container::Gguf && recipe.leave_towers_out();
     let has_head = recipe.has_head();
     job.write(recipe, &args.out, &files)?;
     if let Some((assistant, files)) = &assistant {
         job.write(convert(assistant)?, &beside(&args.out), files)?;
-    }
-    if has_tower && !output.quiet {
-        say!(
-            "the tower for pictures and sounds is left out: GGUF models have it in a file of its own, an mmproj, which is not written here (--mmproj FILE uses one)"
-        );
     }
     if !output.quiet && !is_drafter {
         say!("{}", drafting(args, &source, has_head, assistant.is_some()));
@@ -137,8 +131,9 @@ impl Job<'_> {
     }
 
     /// Writes `recipe` in the formats asked for, and says what was written.
-    fn write(&self, recipe: Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
+    fn write(&self, mut recipe: Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
         let mut kept = None;
+        let has_tower = self.container == Container::Gguf && recipe.leave_towers_out();
         let recipe = match &self.quantize {
             Some(quantize) => {
                 kept = misfits(quantize, &recipe);
@@ -157,6 +152,11 @@ impl Job<'_> {
         }
         for (from, to) in self.container.replaced(&recipe) {
             say!("GGUF has no {from}: these matrices are stored as {to}");
+        }
+        if has_tower {
+            say!(
+                "the tower for pictures and sounds is left out: GGUF models have it in a file of its own, an mmproj, which is not written here (--mmproj FILE uses one)"
+            );
         }
         if let Some(kept) = kept {
             say!("{kept}");
