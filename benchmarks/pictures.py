@@ -18,6 +18,7 @@ import statistics
 import struct
 import threading
 import time
+import urllib.error
 import urllib.request
 import zlib
 
@@ -102,6 +103,15 @@ class Texts:
             thread.join()
 
 
+def is_ready(base):
+    """Whether the model is loaded."""
+    try:
+        with urllib.request.urlopen(base + "/health"):
+            return True
+    except urllib.error.HTTPError:
+        return False
+
+
 def counters(base):
     """Pictures that the tower has encoded, and the seconds that it took."""
     with urllib.request.urlopen(base + "/metrics") as response:
@@ -168,6 +178,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    while not is_ready(options.base):
+        time.sleep(0.5)
     # What happens once, such as compiling kernels, is not measured.
     ask(options.base, png(options.size, 999_983), "What is this?")
     seed = random.randrange(1 << 30)

@@ -15,15 +15,16 @@ pub(crate) fn in_parallel(
     work: impl Fn(usize, &mut [f32]) + Sync,
 ) {
     let n = values.len() / cols;
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let each = n.div_ceil(cores.min(THREADS)).max(ROWS);
     let part = |first: usize, rows: &mut [f32]| {
         let rows = rows.chunks_exact_mut(cols);
         (first..).zip(rows).for_each(|(at, row)| work(at, row));
     };
-    if n <= each {
+    // How many cores there are is read from files.
+    if n <= ROWS {
         return part(0, values);
     }
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let each = n.div_ceil(cores.min(THREADS)).max(ROWS);
     std::thread::scope(|scope| {
         for (first, rows) in (0..).step_by(each).zip(values.chunks_mut(each * cols)) {
             let part = &part;
