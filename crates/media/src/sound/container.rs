@@ -12,7 +12,7 @@ use symphonia::core::packet::Packet;
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 
 use super::Sound;
-use super::leash::Leash;
+use super::read_budget::ReadBudget;
 use super::vorbis::check_codebooks;
 use crate::deadline::{Deadline, Timed};
 use crate::error::check;
@@ -82,12 +82,12 @@ impl Container {
         limits: &SoundLimits,
         deadline: Deadline,
     ) -> Result<Sound, MediaError> {
-        let leash = Leash::default();
+        let budget = ReadBudget::default();
         let file = Timed::new(bytes.get(self.first..).unwrap_or_default(), deadline);
         let options = MediaSourceStreamOptions::default();
-        let stream = MediaSourceStream::new(Box::new(leash.hold(file)), options);
+        let stream = MediaSourceStream::new(Box::new(budget.limit(file)), options);
         let opened = self.reader(stream);
-        leash.check()?;
+        budget.check()?;
         let mut reader = opened.map_err(refused)?;
         let track = reader.default_track(TrackType::Audio);
         let track = track.ok_or(MediaError::UnknownSound)?.clone();
@@ -102,7 +102,7 @@ impl Container {
         let mut packets = Packets {
             reader: &mut *reader,
             track: track.id,
-            leash,
+            budget,
             deadline,
         };
         let sound = decode_track(&mut packets, codec, limits)?;
@@ -195,7 +195,7 @@ fn check_codec(codec: &AudioCodecParameters, limits: &SoundLimits) -> Result<(),
 struct Packets<'a, 'b> {
     reader: &'a mut (dyn FormatReader + 'b),
     track: u32,
-    leash: Leash,
+    budget: ReadBudget,
     deadline: Deadline,
 }
 
@@ -205,8 +205,8 @@ impl Packets<'_, '_> {
         loop {
             self.deadline.check()?;
             let next = self.reader.next_packet();
-            self.leash.check()?;
-            self.leash.loosen();
+            self.budget.check()?;
+            self.budget.renew();
             // Tags that come on the way would be kept.
             self.reader.metadata().skip_to_latest();
             match next {

@@ -1,7 +1,7 @@
 //! Sound: bytes become samples of one channel, at the rate that a model wants.
 
 mod container;
-mod leash;
+mod read_budget;
 mod resample;
 mod vorbis;
 

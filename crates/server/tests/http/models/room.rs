@@ -53,9 +53,10 @@ async fn a_model_that_writes_makes_no_room() {
     };
     let first = ask("gemma");
     let then = async {
-        // The first waits once the model that it needs takes no more requests.
+        // The first waits once the model that it needs takes no more requests: one that it takes has its
+        // token long before this timeout.
         let mut hasty = story("qwen");
-        (hasty["timeout"], hasty["max_tokens"]) = (json!(0.5), json!(1));
+        (hasty["timeout"], hasty["max_tokens"]) = (json!(5), json!(1));
         while peer.chat(&hasty).await.status != 504 {}
         let second = ask("qwen");
         let leave = async { drop(writing) };

@@ -18,17 +18,17 @@ const BYTES: u64 = 2 << 20;
 
 /// How much has been read since the last packet.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Leash(Arc<AtomicU64>);
+pub(super) struct ReadBudget(Arc<AtomicU64>);
 
-impl Leash {
-    /// `file`, which can be read as far as the leash allows.
-    pub(super) fn hold<'a>(&self, file: Timed<'a>) -> Leashed<'a> {
-        let leash = self.clone();
-        Leashed { file, leash }
+impl ReadBudget {
+    /// `file`, which can be read as far as the budget allows.
+    pub(super) fn limit<'a>(&self, file: Timed<'a>) -> BudgetedFile<'a> {
+        let budget = self.clone();
+        BudgetedFile { file, budget }
     }
 
     /// Allows the container to read on: it has given a packet.
-    pub(super) fn loosen(&self) {
+    pub(super) fn renew(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
@@ -38,33 +38,33 @@ impl Leash {
     }
 }
 
-/// A file on a [`Leash`].
-pub(super) struct Leashed<'a> {
+/// A file of which a [`ReadBudget`] says how much may be read.
+pub(super) struct BudgetedFile<'a> {
     file: Timed<'a>,
-    leash: Leash,
+    budget: ReadBudget,
 }
 
-impl Read for Leashed<'_> {
+impl Read for BudgetedFile<'_> {
     fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         let read = self.file.read(out)?;
         // A read at the end of the file counts, too.
-        self.leash
+        self.budget
             .0
             .fetch_add(read.max(1) as u64, Ordering::Relaxed);
-        match self.leash.check() {
+        match self.budget.check() {
             Ok(()) => Ok(read),
             Err(error) => Err(Error::other(error)),
         }
     }
 }
 
-impl Seek for Leashed<'_> {
+impl Seek for BudgetedFile<'_> {
     fn seek(&mut self, to: SeekFrom) -> Result<u64> {
         self.file.seek(to)
     }
 }
 
-impl MediaSource for Leashed<'_> {
+impl MediaSource for BudgetedFile<'_> {
     fn is_seekable(&self) -> bool {
         true
     }
