@@ -27,7 +27,7 @@ fn large_gif() -> Vec<u8> {
     file
 }
 
-/// The same as a WebP.
+/// An animated WebP of many small frames on a canvas of 4096 by 4096 pixels.
 fn large_webp() -> Vec<u8> {
     let mut file = webp(&[(9, 50); 3000]);
     assert_eq!(&file[12..16], b"VP8X");

@@ -252,25 +252,39 @@ impl Table {
         (slot.used, slot.idle_since) = (self.events, Instant::now());
     }
 
-    /// Whether there is room for model `i`, which the request with this ticket waits for.
-    pub(super) fn make_room(&mut self, i: usize, ticket: u64) -> Room {
-        if self.slots.iter().any(Slot::is_moving) {
-            return Room::Wait;
-        }
+    /// Whether model `i` can be loaded beside those that are.
+    fn fits(&self, i: usize) -> bool {
         let n_loaded = self.slots.iter().filter(|slot| slot.loaded().is_some());
         let is_full = n_loaded.count() >= self.max_loaded;
-        let is_too_much = self.room().is_some_and(|room| self.slots[i].needs > room);
-        let by_use = |&i: &usize| self.slots[i].used;
-        let oldest = self.may_leave().min_by_key(by_use);
-        let Some(oldest) = oldest.filter(|_| is_full || is_too_much || self.slots[i].is_short)
-        else {
+        let slot = &self.slots[i];
+        let is_too_much = self.room().is_some_and(|room| slot.needs > room);
+        // If nothing can leave, the only way to learn whether the model fits is to try.
+        !(is_full || is_too_much || slot.is_short) || self.may_leave().next().is_none()
+    }
+
+    /// Whether somebody who came before the request with this ticket waits to load another model than
+    /// `i`, and could.
+    fn is_preceded(&self, i: usize, ticket: u64) -> bool {
+        let mut earlier = self.line.range(..ticket).map(|(_, model)| *model);
+        let is_unloaded = |model: usize| matches!(self.slots[model].state, State::Unloaded);
+        earlier.any(|model| model != i && is_unloaded(model) && self.fits(model))
+    }
+
+    /// Whether there is room for model `i`, which the request with this ticket waits for.
+    pub(super) fn make_room(&mut self, i: usize, ticket: u64) -> Room {
+        if self.slots.iter().any(Slot::is_moving) || self.is_preceded(i, ticket) {
+            self.line.insert(ticket, i);
+            return Room::Wait;
+        }
+        if self.fits(i) {
             return Room::Free;
-        };
+        }
+        let by_use = |&i: &usize| self.slots[i].used;
         let idle = self.may_leave().filter(|&i| self.slots[i].is_free());
         match idle.min_by_key(by_use) {
             Some(idle) => Room::After(idle),
             None => {
-                self.drains = Some(oldest);
+                self.drains = self.may_leave().min_by_key(by_use);
                 self.line.insert(ticket, i);
                 Room::Wait
             }
@@ -317,4 +331,29 @@ pub(super) fn memory_of(info: &ModelInfo) -> u64 {
         _ => info.weight_bytes + info.drafter_weight_bytes,
     };
     weights + info.memory_bytes as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_came_first_loads_first() {
+        let mut table = Table::new(&ModelsOptions {
+            max_loaded: Some(1),
+            ..ModelsOptions::default()
+        });
+        (0..3).for_each(|_| table.add(0, true));
+        // Two wait for a third model that is leaving, and look in the other order once it has left.
+        table.slots[2].state = State::Unloading;
+        let (first, second) = (table.want(0), table.want(1));
+        assert_eq!(table.make_room(0, first), Room::Wait);
+        assert_eq!(table.make_room(1, second), Room::Wait);
+        table.slots[2].state = State::Unloaded;
+        assert_eq!(table.make_room(1, second), Room::Wait);
+        assert_eq!(table.make_room(0, first), Room::Free);
+        // Nobody waits for one that has gone.
+        table.leave(0, first);
+        assert_eq!(table.make_room(1, second), Room::Free);
+    }
 }

@@ -44,12 +44,28 @@ async fn a_model_that_writes_makes_no_room() {
     writing.buffer.clear();
     writing.until("\"text\":\"").await;
 
-    // Once it has written, its room is free.
-    let next = story("gemma");
-    let leave = async { drop(writing) };
-    let (answer, ()) = tokio::join!(peer.chat(&next), leave);
-    assert!(!answer.text().is_empty());
-    assert_eq!([models[0].tries(), models[1].tries()], [1, 1]);
+    // Who came first is first, though the model of the second is there.
+    let order = std::sync::Mutex::new(Vec::new());
+    let ask = async |name: &'static str| {
+        let reply = peer.chat(&story(name)).await;
+        order.lock().unwrap().push(name);
+        reply.text()
+    };
+    let first = ask("gemma");
+    let then = async {
+        // The first waits once the model that it needs takes no more requests: one that it takes has its
+        // token long before this timeout.
+        let mut hasty = story("qwen");
+        (hasty["timeout"], hasty["max_tokens"]) = (json!(5), json!(1));
+        while peer.chat(&hasty).await.status != 504 {}
+        let second = ask("qwen");
+        let leave = async { drop(writing) };
+        tokio::join!(second, leave).0
+    };
+    let (gemma, qwen) = tokio::join!(first, then);
+    assert!(!gemma.is_empty() && !qwen.is_empty());
+    assert_eq!(*order.lock().unwrap(), ["gemma", "qwen"]);
+    assert_eq!([models[0].tries(), models[1].tries()], [2, 1]);
 }
 
 #[tokio::test]
