@@ -7,36 +7,24 @@ tokens written, tokens a round, and by position the share of rounds whose draft 
 (`vllm:spec_decode_num_accepted_tokens_per_pos_total` divided by `vllm:spec_decode_num_drafts_total`). Needs numpy.
 """
 
-import base64
 import json
 import pathlib
 import re
-import struct
 import sys
 import urllib.request
-import zlib
+
+import png
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 sys.path.insert(0, str(GOLDEN))
 from scenes import draw  # noqa: E402
 
 
-def png(picture):
-    """The address of a picture `[height, width, 3]`, which holds it as a PNG."""
-    height, width, _ = picture.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in picture)
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(file).decode()
-
-
 def shown(scene, fps):
     """The part of a message that shows a scene."""
-    frames = [png(draw(scene["size"], scene["ground"], marks)) for marks in scene["frames"]]
+    height, width = scene["size"]
+    drawn = (draw(scene["size"], scene["ground"], marks) for marks in scene["frames"])
+    frames = [png.address(width, height, (row.tobytes() for row in picture)) for picture in drawn]
     if len(frames) == 1:
         return {"type": "image_url", "image_url": {"url": frames[0]}}
     return {"type": "video", "video": frames, "fps": fps}

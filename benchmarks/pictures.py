@@ -11,39 +11,33 @@ without texts beside them.
 """
 
 import argparse
-import base64
 import json
 import random
 import statistics
-import struct
 import threading
 import time
 import urllib.error
 import urllib.request
-import zlib
+
+import png
 
 SUBJECTS = "rabbit kite river garden stone apple winter house bird tree road fox moon boat cake drum".split()
 
 
-def png(size, seed):
-    """A picture of stripes and spots that differ by seed."""
+def drawn(size, seed):
+    """The address of a picture of stripes and spots that differ by seed."""
     rng = random.Random(seed)
     a, b, c = (rng.randrange(1, 9) for _ in range(3))
     spots = [(rng.randrange(size), rng.randrange(size), rng.randrange(size // 8 + 1, size // 4 + 2)) for _ in range(5)]
-    rows = bytearray()
+    rows = []
     for y in range(size):
         row = bytearray((v for x in range(size) for v in ((a * x + y) & 255, (x + b * y) & 255, (c * (x ^ y)) & 255)))
         for u, v, r in spots:
             if abs(y - v) < r:
                 left, right = max(0, u - r), min(size, u + r)
                 row[3 * left : 3 * right] = bytes((u & 255, v & 255, r & 255)) * (right - left)
-        rows += b"\0" + row
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
+        rows.append(row)
+    return png.address(size, size, rows)
 
 
 def pieces(base, content, tokens, stop=None):
@@ -125,9 +119,8 @@ def counters(base):
 
 
 def ask(base, picture, question, tokens=8):
-    """Seconds to the first token of an answer about `picture`, and when the tower was done if it worked."""
-    url = "data:image/png;base64," + base64.b64encode(picture).decode()
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+    """Seconds to the first token of an answer about the picture at this address, and when the tower was done if it worked."""
+    content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": question}]
     encoded, _ = counters(base)
     start, times = time.monotonic(), []
     thread = threading.Thread(target=lambda: times.extend(pieces(base, content, tokens)))
@@ -149,7 +142,7 @@ def percentiles(gaps):
 def measure(base, options, number):
     """One round: its figures by name."""
     found = {}
-    picture, texts = png(options.size, number), Texts(base, options.texts, number)
+    picture, texts = drawn(options.size, number), Texts(base, options.texts, number)
     texts.wait()
     before = time.monotonic()
     time.sleep(options.seconds)
@@ -164,7 +157,7 @@ def measure(base, options, number):
         found[f"pieces {name}"] = len(gaps)
     texts.end()
     time.sleep(0.5)
-    picture = png(options.size, number + 1)
+    picture = drawn(options.size, number + 1)
     _, _, found["first token, alone"] = ask(base, picture, "What is this?")
     _, _, found["second question, alone"] = ask(base, picture, "Which colors do you see?")
     return found
@@ -181,7 +174,7 @@ def main():
     while not is_ready(options.base):
         time.sleep(0.5)
     # What happens once, such as compiling kernels, is not measured.
-    ask(options.base, png(options.size, 999_983), "What is this?")
+    ask(options.base, drawn(options.size, 999_983), "What is this?")
     seed = random.randrange(1 << 30)
     rounds = [measure(options.base, options, seed + 10 * i) for i in range(options.rounds)]
     of = {name: statistics.median(found[name] for found in rounds) for name in rounds[0]}
