@@ -472,7 +472,7 @@ mod tests {
         )
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_client_that_stops_reading_is_dropped() {
         let (client, mut server) = timed(8);
         let start = Instant::now();
@@ -501,7 +501,7 @@ mod tests {
             .expect("no hang")
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn each_phase_has_its_own_deadline() {
         let (mut client, mut server) = timed(64);
         let mut byte = [0];
