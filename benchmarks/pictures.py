@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Measures what a picture costs those who write beside it: python3 benchmarks/pictures.py http://127.0.0.1:8080
-[--texts N] [--size PIXELS] [--seconds S] [--rounds N]
+[--texts N] [--size PIXELS] [--lead S] [--rounds N]
 
 The server runs one more request than there are texts (`serve --parallel 8` for 7) and has a model that sees. In each
-round texts stream all the time: first alone for S seconds, then a question about a new picture of PIXELS by PIXELS comes,
-then a second one about the same picture. Printed are the gaps between pieces of the texts, 50th and 99th percentile,
-before the picture came and while the tower looked at it; how long the tower took, by the clock and by the
-server's own count; and the time to the first token of both questions. The same questions about another picture follow
-without texts beside them.
+round the same texts are written twice. The first time, S seconds after all have begun, a question about a new picture
+of PIXELS by PIXELS comes, then a second one about the same picture. The second time no picture comes. Texts written
+elsewhere or later differ in how well they are drafted, so only the same seconds of the same texts are compared:
+printed are the 50th and 99th percentile of the time between two pieces of a text, while the tower looked at the
+picture and during as many seconds without it; how long the tower took, by the clock and by the server's own count; and
+the time to the first token of both questions. The same questions about another picture follow without texts beside
+them.
 """
 
 import argparse
@@ -144,18 +146,27 @@ def measure(base, options, number):
     found = {}
     picture, texts = drawn(options.size, number), Texts(base, options.texts, number)
     texts.wait()
-    before = time.monotonic()
-    time.sleep(options.seconds)
+    time.sleep(options.lead)
     _, tower = counters(base)
     start, seen, found["first token"] = ask(base, picture, "What is this?")
     found["tower, its own time"] = counters(base)[1] - tower
     found["tower, by the clock"] = seen - start
+    beside = texts.gaps(start, seen)
     _, known, found["second question"] = ask(base, picture, "Which colors do you see?")
     assert known is None, "the tower looked again"
-    for name, gaps in (("before", texts.gaps(before, start)), ("during", texts.gaps(start, seen))):
+    texts.end()
+    time.sleep(0.5)
+
+    texts = Texts(base, options.texts, number)
+    texts.wait()
+    time.sleep(options.lead)
+    start = time.monotonic()
+    time.sleep(found["tower, by the clock"])
+    alone = texts.gaps(start, time.monotonic())
+    texts.end()
+    for name, gaps in (("with", beside), ("without", alone)):
         found[f"p50 {name}"], found[f"p99 {name}"] = percentiles(gaps)
         found[f"pieces {name}"] = len(gaps)
-    texts.end()
     time.sleep(0.5)
     picture = drawn(options.size, number + 1)
     _, _, found["first token, alone"] = ask(base, picture, "What is this?")
@@ -168,7 +179,7 @@ def main():
     parser.add_argument("base")
     parser.add_argument("--texts", type=int, default=7)
     parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--lead", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     while not is_ready(options.base):
@@ -180,10 +191,10 @@ def main():
     of = {name: statistics.median(found[name] for found in rounds) for name in rounds[0]}
     print(f"{options.texts} texts, a picture of {options.size} x {options.size}, medians of {options.rounds} rounds")
     print("| between pieces of a text, ms | p50 | p99 | pieces |\n| --- | ---: | ---: | ---: |")
-    for name in ("before", "during"):
-        print(f"| {name} | {of['p50 ' + name]:.1f} | {of['p99 ' + name]:.1f} | {of['pieces ' + name]:.0f} |")
-    p50, p99 = (statistics.median(f[f"{p} during"] / f[f"{p} before"] for f in rounds) for p in ("p50", "p99"))
-    print(f"| during / before | {p50:.2f} | {p99:.2f} | |")
+    for name in ("without", "with"):
+        print(f"| {name} the picture | {of['p50 ' + name]:.1f} | {of['p99 ' + name]:.1f} | {of['pieces ' + name]:.0f} |")
+    p50, p99 = (statistics.median(f[f"{p} with"] / f[f"{p} without"] for f in rounds) for p in ("p50", "p99"))
+    print(f"| with / without | {p50:.2f} | {p99:.2f} | |")
     clock, own = of["tower, by the clock"], of["tower, its own time"]
     print(f"tower: {own:.2f} s within {clock:.2f} s")
     for name, suffix in (("beside texts", ""), ("alone", ", alone")):
