@@ -23,7 +23,13 @@ fn texts_that_outlive_their_places_change_nothing() {
 /// Conversations of two system prompts in random order, of which one takes a turn or ends at random,
 /// beside each other, against a cold start of each turn; with every drafter.
 pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
-    let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
+    let drafts = [
+        Draft::None,
+        Draft::Head,
+        Draft::Eagle3,
+        Draft::Ngram,
+        Draft::Portfolio,
+    ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
             continue;

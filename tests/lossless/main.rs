@@ -121,7 +121,12 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
     for d in 0..DRAFT_LENGTHS.len() {
         for c in 0..CHUNKS.len() {
             for k in 0..backends.len() {
-                let drafts = [Draft::Head, Draft::Eagle3, Draft::Ngram, Draft::Oracle];
+                let ngrams = if (d + c + k) % 2 == 0 {
+                    Draft::Ngram
+                } else {
+                    Draft::Portfolio
+                };
+                let drafts = [Draft::Head, Draft::Eagle3, ngrams, Draft::Oracle];
                 grid.extend(drafts.map(|draft| (d, c, k, draft)));
             }
         }
@@ -248,6 +253,12 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                     [1, 3, 8][s],
                 ),
                 (Draft::Ngram, Fixed(5), 33, [8, 1, 3][s]),
+                (
+                    Draft::Portfolio,
+                    [UpTo(8), Fixed(6), UpTo(16)][s],
+                    [33, 512, 64][s],
+                    [3, 1, 8][s],
+                ),
             ];
             if subject.eagle3.is_some() {
                 cases.push((

@@ -288,6 +288,7 @@ pub(crate) fn assert_media_change_nothing(
             Draft::Head,
             Draft::Eagle3,
             Draft::Ngram,
+            Draft::Portfolio,
             Draft::Oracle,
         ];
         for (d, draft) in drafts.into_iter().enumerate() {

@@ -11,6 +11,8 @@ pub(crate) enum Draft {
     Head,
     Eagle3,
     Ngram,
+    /// The family's own head and n-grams, of which the likelier one guesses.
+    Portfolio,
     /// The true text with every so many tokens spoilt.
     Oracle,
 }
@@ -34,7 +36,7 @@ impl Subject {
     /// Whether nobody drafts for the subject in the way of `draft`.
     pub(crate) fn lacks(&self, draft: Draft) -> bool {
         match draft {
-            Draft::Head => !self.has_head(),
+            Draft::Head | Draft::Portfolio => !self.has_head(),
             Draft::Eagle3 => self.eagle3.is_none(),
             _ => false,
         }

@@ -7,9 +7,10 @@ use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
-use speculate::draft::{Assistant, Chained, Forced, Ngram};
+use speculate::draft::{Assistant, Chained, Forced};
 use speculate::{
-    DraftLength, Drafter, Logprobs, Sampling, Speculator, Stream, StreamOptions, TopLogprobs,
+    DraftLength, Drafter, Drafters, Logprobs, Sampling, Speculator, Stream, StreamOptions,
+    TopLogprobs,
 };
 use std::sync::Arc;
 use suites::repository;
@@ -161,10 +162,9 @@ pub(crate) fn speculator(
         .filter(|id| id % 16 != 7)
         .collect();
     let drafter: Option<Box<dyn Drafter>> = match setup.draft {
-        Draft::None => None,
-        Draft::Ngram => Some(Box::new(Ngram::new())),
+        Draft::None | Draft::Ngram => None,
         Draft::Oracle => Some(oracle(truth, 4)),
-        Draft::Head => Some(match setup.subject.assistant {
+        Draft::Head | Draft::Portfolio => Some(match setup.subject.assistant {
             Some(folder) => {
                 let checkpoint = open(folder);
                 let mut head = Gemma4Assistant::load(&**b, &checkpoint, &*target).unwrap();
@@ -192,7 +192,11 @@ pub(crate) fn speculator(
             Some(Box::new(Chained::new(head, memory)))
         }
     };
-    Speculator::new(b.clone(), target, memory, drafter.map(wrap))
+    let drafters = match setup.draft {
+        Draft::Ngram | Draft::Portfolio => Drafters::from(drafter.map(wrap)).with_ngrams(),
+        _ => Drafters::from(drafter.map(wrap)),
+    };
+    Speculator::new(b.clone(), target, memory, drafters)
 }
 
 /// What a stream has written, and how likely the target held it.

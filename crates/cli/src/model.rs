@@ -122,6 +122,9 @@ pub(crate) fn options(
             DraftChoice::Named(name, Some(Source::Folder(path))) => {
                 DraftChoice::Named(name, Some(resolve::drafter(path)?))
             }
+            DraftChoice::WithNgrams(name, Some(Source::Folder(path))) => {
+                DraftChoice::WithNgrams(name, Some(resolve::drafter(path)?))
+            }
             other => other.clone(),
         },
         drafters: resolved.drafters.clone(),
@@ -176,11 +179,18 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         info.context,
         bytes(info.memory_bytes as u64),
         info.kv_format,
-        info.drafter
-            .map_or("no drafter".to_owned(), |name| format!("drafter {name}")),
+        drafters(info),
         info.drafter_reason,
         info.preflight.summary(),
     )
+}
+
+/// Who drafts, in words.
+pub(crate) fn drafters(info: &ModelInfo) -> String {
+    match &info.drafters[..] {
+        [] => "no drafter".to_owned(),
+        names => format!("drafter {}", names.join(" and ")),
+    }
 }
 
 /// Refuses a model that only continues text.

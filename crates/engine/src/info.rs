@@ -62,6 +62,8 @@ pub struct ModelInfo {
     pub hearing_reason: String,
     /// The name of the drafter; none if nothing is drafted.
     pub drafter: Option<&'static str>,
+    /// The names of all that may guess, of whom the likeliest to be right does so in each round.
+    pub drafters: Vec<&'static str>,
     /// Why this drafter drafts, or why none does.
     pub drafter_reason: String,
     /// Tokens of the longest draft.

@@ -75,9 +75,9 @@ pub use preflight::{
 };
 pub use reason::{Placement, WeightsReason, Words};
 pub use request::{
-    CallBegin, CallEnd, CallPart, CancelToken, Event, FinishReason, PositionCounts, Rejected,
-    Request, RequestOutcome, RoundEvent, Segment, Sink, Speculation, Timings, ToolUse, TracedToken,
-    Usage, WrittenToken, full_context,
+    CallBegin, CallEnd, CallPart, CancelToken, DrafterCounts, Event, FinishReason, PositionCounts,
+    Rejected, Request, RequestOutcome, RoundEvent, Segment, Sink, Speculation, Timings, ToolUse,
+    TracedToken, Usage, WrittenToken, full_context,
 };
 pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
 pub use shortlist::DraftVocabulary;

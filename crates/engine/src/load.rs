@@ -9,13 +9,13 @@
 //! ```
 
 use crate::disk::{Identity, Parts};
+use crate::drafters;
 use crate::drafters::pairing::{Found, Pairing, fits};
-use crate::drafters::{self, FALLBACK};
 use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::multimodal::{Hearing, OwnFile, Senses, Sight, TowerFile, Vision};
-use crate::options::{DEFAULT_CONTEXT, LoadOptions};
+use crate::options::{DEFAULT_CONTEXT, DraftChoice, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight};
 use crate::source::{Source, quantized};
@@ -23,7 +23,8 @@ use crate::stored::Stored;
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use models::{ModelError, Target};
-use speculate::Speculator;
+use speculate::draft::NGRAM;
+use speculate::{Drafters, Speculator};
 use std::sync::Arc;
 use text::Text;
 use weights::Checkpoint;
@@ -344,8 +345,8 @@ fn remember(
     plans.extend(found.plan.take());
     let memory = Memory::new(&*b, target.plan(), size);
     b.finish()?;
-    let speculator =
-        Speculator::new(b, target, memory, found.drafter.take()).accepting(options.accept);
+    let drafters = std::mem::take(&mut found.drafters);
+    let speculator = Speculator::new(b, target, memory, drafters).accepting(options.accept);
     Ok(Remembered {
         speculator,
         size,
@@ -380,6 +381,14 @@ fn attempt(
     let speculator = &mut remembered.speculator;
     preflight.trial = preflight::run(speculator, &text, &options.probing, &key)?;
     remembered.settle(&mut preflight, options)?;
+    // Added after the trial, which asks what the head alone guesses right.
+    let beside = matches!(
+        options.draft,
+        DraftChoice::Auto | DraftChoice::WithNgrams(..)
+    );
+    if beside && remembered.speculator.drafter().is_some() {
+        remembered.speculator.add_ngrams();
+    }
     let Remembered {
         speculator,
         plans,
@@ -434,6 +443,7 @@ fn attempt(
         hearing: facts.hearing.as_ref().ok().map(|hearing| hearing.info()),
         hearing_reason: facts.hearing.as_ref().err().cloned().unwrap_or_default(),
         drafter: speculator.drafter(),
+        drafters: speculator.drafters(),
         drafter_reason,
         draft_max: options.draft_max,
         draft_vocab: found.shortlist,
@@ -481,9 +491,11 @@ impl Remembered {
                     reason: DrafterReason::Failed(refusal),
                 });
             }
-            let falls_back = !is_inexact && !preflight::is_plain(drafter);
-            self.speculator
-                .replace_drafter(falls_back.then(FALLBACK.new));
+            let falls_back = !is_inexact && drafter != NGRAM;
+            self.speculator.replace_drafters(match falls_back {
+                true => Drafters::ngrams(),
+                false => Drafters::none(),
+            });
             self.plans.truncate(1);
             (self.found.shortlist, self.found.weight_bytes) = (None, 0);
             self.found.reason = DrafterReason::Failed(refusal);

@@ -22,7 +22,7 @@ pub const DRAFT_MAX: usize = backend::MAX_TENTATIVE;
 /// Which drafter is to guess ahead of the target.
 #[derive(Clone, Debug, Default)]
 pub enum DraftChoice {
-    /// The best that the checkpoint and its surroundings offer.
+    /// The best head that the checkpoint and its surroundings offer, and n-grams beside it.
     #[default]
     Auto,
     /// None: plain decoding.
@@ -31,6 +31,8 @@ pub enum DraftChoice {
     /// none is given, it is looked for in the checkpoint, beside it and in
     /// [`LoadOptions::drafters`].
     Named(&'static str, Option<Source>),
+    /// The drafter with a head as [`DraftChoice::Named`] has it, and n-grams beside it.
+    WithNgrams(&'static str, Option<Source>),
 }
 
 /// Whoever is told how far a model is that is being loaded: the stage, and the share of all work that
@@ -174,7 +176,7 @@ impl DraftChoice {
     pub(crate) fn asked(&self) -> Option<&'static str> {
         match self {
             DraftChoice::Auto | DraftChoice::None => None,
-            DraftChoice::Named(name, _) => Some(name),
+            DraftChoice::Named(name, _) | DraftChoice::WithNgrams(name, _) => Some(name),
         }
     }
 }

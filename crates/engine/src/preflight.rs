@@ -17,7 +17,7 @@ use crate::hashes::{read_json, sha256, write_json};
 use models::Census;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use speculate::draft::PLAIN;
+use speculate::draft::NGRAM;
 use speculate::{DraftLength, Finish, RoundError, Sampling, Speculator, Stats, StreamOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -387,11 +387,6 @@ impl Key<'_> {
     }
 }
 
-/// Whether the drafter called `name` depends on the text alone, on no model.
-pub(crate) fn is_plain(name: &str) -> bool {
-    PLAIN.iter().any(|kind| kind.name == name)
-}
-
 /// Runs the trial, or finds its result.
 ///
 /// # Errors
@@ -488,7 +483,7 @@ fn drafts(
     let mut guesses = Guesses {
         drafted: 0,
         accepted: 0,
-        expected: (!is_plain(kind)).then_some(EXPECTED),
+        expected: (kind != NGRAM).then_some(EXPECTED),
         not_numbers: 0,
     };
     for prompt in prompts {

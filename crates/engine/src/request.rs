@@ -6,7 +6,9 @@ use crate::multimodal::{MediaKind, MediaRowCounts, PlacedMedia};
 use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
-use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats, TokenSource, TopLogprobs};
+use speculate::{
+    Accept, DraftLength, Guesser, Logprobs, Sampling, Stats, TokenSource, TopLogprobs,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use text::{Channel, Tools};
@@ -426,6 +428,19 @@ pub struct PositionCounts {
     pub accepted: u64,
 }
 
+/// What one drafter has guessed of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DrafterCounts {
+    /// The name of the drafter.
+    pub drafter: String,
+    /// Rounds whose draft it has guessed.
+    pub rounds: u64,
+    /// Tokens that it has guessed.
+    pub drafted: u64,
+    /// Accepted tokens among these.
+    pub accepted: u64,
+}
+
 /// The decision record: whether a request was speculated on, and what came of
 /// it. Every response carries one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -452,6 +467,9 @@ pub struct Speculation {
     pub forced: u64,
     /// Tokens written per round, the accepted ones and one more.
     pub tokens_per_round: f64,
+    /// What each of the drafters that guessed has done.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by_drafter: Vec<DrafterCounts>,
     /// Drafted and accepted tokens by draft position, from the first.
     pub by_position: Vec<PositionCounts>,
     /// Milliseconds in the drafter.
@@ -480,6 +498,16 @@ impl Speculation {
             drafted: p.drafted,
             accepted: p.accepted,
         };
+        let by_drafter = |guesser: Guesser| {
+            let guesses = stats.guesses(guesser);
+            let name = guesser.name(drafter).filter(|_| guesses.rounds > 0)?;
+            Some(DrafterCounts {
+                drafter: name.to_owned(),
+                rounds: guesses.rounds,
+                drafted: guesses.drafted,
+                accepted: guesses.accepted,
+            })
+        };
         // The first token comes from the prefill, not from a round.
         let emitted = stats.accepted() + stats.rounds;
         Speculation {
@@ -496,6 +524,7 @@ impl Speculation {
             } else {
                 emitted as f64 / stats.rounds as f64
             },
+            by_drafter: Guesser::ALL.into_iter().filter_map(by_drafter).collect(),
             by_position: stats.by_position.iter().map(counts).collect(),
             ms_draft: ms(stats.draft),
             ms_verify: ms(stats.verify),

@@ -1,7 +1,7 @@
 //! Speculative decoding: draft → verify → accept → rollback, once.
 //!
-//! A [`Stream`] is one text being written. A [`Speculator`] owns a target, at
-//! most one drafter and what both remember, and takes any number of streams
+//! A [`Stream`] is one text being written. A [`Speculator`] owns a target, its
+//! [drafters](Drafters) and what all of these remember, and takes any number of streams
 //! through a round together. Prefill is a round whose rows are the prompt's,
 //! plain decoding is a round with an empty draft; there is no other path.
 //!
@@ -42,9 +42,9 @@ mod trace;
 pub use accept::Accept;
 pub use backend::noise;
 pub use constraint::{Constraint, ConstraintError};
-pub use draft::Drafter;
+pub use draft::{Drafter, Drafters};
 pub use kept::{Evictions, Parked};
-pub use length::DraftLength;
+pub use length::{DraftLength, Guesser};
 pub use logprobs::{Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, TopLogprobs};
 pub use pooling::Pooling;
 pub use probe::Difference;
@@ -52,6 +52,6 @@ pub use prompt::{MediaSpan, Prompt, Spans};
 pub use round::{NO_TOKEN_REASON, RoundError};
 pub use sample::Sampling;
 pub use speculator::Speculator;
-pub use stats::{Position, Stats};
+pub use stats::{Guesses, Position, Stats};
 pub use stream::{Finish, Stream, StreamOptions};
 pub use trace::{RoundTrace, TokenSource};

@@ -13,6 +13,7 @@
 //!
 //! Deliberately absent: who is preempted and when. The scheduler decides that.
 
+use crate::length::Guesser;
 use crate::prompt::Prompt;
 use crate::sample::TokenProbs;
 use crate::speculator::Speculator;
@@ -24,6 +25,7 @@ pub(crate) struct PutBy {
     draft: Vec<u32>,
     probs: Vec<TokenProbs>,
     forced: Vec<bool>,
+    guesser: Guesser,
     n_guessed: usize,
 }
 
@@ -63,6 +65,7 @@ impl Stream {
             self.draft = put_by.draft;
             self.draft_probs = put_by.probs;
             self.draft_forced = put_by.forced;
+            self.guesser = put_by.guesser;
             self.n_guessed = put_by.n_guessed;
         }
     }
@@ -74,6 +77,7 @@ impl Stream {
             draft: std::mem::take(&mut self.draft),
             probs: std::mem::take(&mut self.draft_probs),
             forced: std::mem::take(&mut self.draft_forced),
+            guesser: self.guesser,
             n_guessed: self.n_guessed,
         });
     }

@@ -285,7 +285,7 @@ impl Speculator {
     /// Has the drafter's own memory ready for a round of `streams`, for it takes pages where nothing
     /// can be evicted. False if there is too little that can be.
     pub(crate) fn make_room_for_drafter(&mut self, streams: &[&Stream], chunk: usize) -> bool {
-        let Some(drafter) = &self.drafter else {
+        let Some(drafter) = &self.drafters.head else {
             return true;
         };
         let context = self.memory.size().context;
@@ -305,7 +305,7 @@ impl Speculator {
             if !self.evict(full, None, &[]) {
                 return false;
             }
-            let free = self.drafter.as_ref().map(|d| d.n_free_pages());
+            let free = self.drafters.head.as_ref().map(|d| d.n_free_pages());
             if free.is_none_or(|free| free >= wanted) {
                 return true;
             }

@@ -18,7 +18,7 @@
 use crate::accept::{Accept, Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
 use crate::draft::{self, DraftRequest, TargetView};
-use crate::length::{LengthInput, RoundCost};
+use crate::length::{Guesser, LengthInput, Longest, Plan, RoundCost};
 use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
 use crate::speculator::Speculator;
@@ -117,7 +117,7 @@ struct Verified {
 /// Tokens that a stream may be drafted for.
 #[derive(Clone, Copy, Default)]
 struct DraftLimit {
-    tokens: usize,
+    plan: Plan,
     /// Whether there was room for a draft and none would pay.
     is_held_back: bool,
 }
@@ -217,7 +217,7 @@ impl Speculator {
         let all = choosing.len() == self.batch.n_rows();
         let key = self.key.part(if all { "verify" } else { "prefill" });
         let (target, batch, memory) = (&*self.target, &self.batch, &mut self.memory);
-        let tapped = self.drafter.as_ref().map_or(&[][..], |d| d.taps());
+        let tapped = self.drafters.head.as_ref().map_or(&[][..], |d| d.taps());
         let media = draft::media(b, batch, &self.embeddings);
         let media: Vec<&Tensor> = media.iter().collect();
         let mut made = b.step(key, batch, &media, &mut |media| {
@@ -289,10 +289,32 @@ impl Speculator {
                 stream.stats.count(rows.n_drafted, n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth.
                 let n_guessed = stream.n_guessed.min(rows.n_drafted);
+                let n_accepted = n_accepted.min(n_guessed);
+                let Stream {
+                    stats,
+                    ledger,
+                    guesser,
+                    ..
+                } = &mut **stream;
+                stats.count_guesses(*guesser, n_guessed, n_accepted);
                 self.lengths
-                    .verified(&mut stream.ledger, n_guessed, n_accepted.min(n_guessed));
+                    .verified(ledger, *guesser, n_guessed, n_accepted);
             }
+            self.judge_copy(stream, n_known);
         }
+    }
+
+    /// Notes what the copy that `stream`'s n-grams have proposed was worth: the round has written the tokens
+    /// after the first `n_known`.
+    fn judge_copy(&mut self, stream: &mut Stream, n_known: usize) {
+        let Some((matched, copy)) = stream.ngrams.copy() else {
+            return;
+        };
+        let pairs = copy.iter().zip(&stream.tokens[n_known..]);
+        let n_tested = pairs.len();
+        let n_right = pairs.take_while(|(copied, token)| copied == token).count();
+        self.lengths
+            .proposed(&mut stream.ledger, matched, n_tested, n_right);
     }
 
     /// Which tokens of `stream`'s draft stay, and the token after them. All of these are in
@@ -417,14 +439,13 @@ impl Speculator {
         }
     }
 
-    /// Lets the drafter see the rows that stay, and guess. Returns the longest draft that was
-    /// asked for.
+    /// Lets the drafters see the rows that stay, and guess. Returns the longest drafts.
     fn draft(
         &mut self,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
         verified: &Verified,
-    ) -> Result<usize, DeviceError> {
+    ) -> Result<Longest, DeviceError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
             stream.draft_probs.clear();
@@ -441,21 +462,23 @@ impl Speculator {
         Ok(longest)
     }
 
-    /// Has the drafter guess. Returns the longest draft that was asked for.
+    /// Has the drafters guess. Returns the longest drafts.
     fn guess(
         &mut self,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
         verified: &Verified,
-    ) -> Result<usize, DeviceError> {
-        if self.drafter.is_none() {
-            return Ok(0);
+    ) -> Result<Longest, DeviceError> {
+        let context = self.memory.size().context;
+        if self.drafters.copies {
+            for (stream, rows) in streams.iter_mut().zip(rows) {
+                stream.look_up_copy(rows.chooses, context);
+            }
+        } else if self.drafters.head.is_none() {
+            return Ok(Longest::default());
         }
         let limits = self.draft_limits(streams, rows);
-        let Some(drafter) = &mut self.drafter else {
-            return Ok(0);
-        };
-        let context = self.memory.size().context;
+        let longest = Longest::of(limits.iter().map(|limit| limit.plan));
         let mut readers = Vec::with_capacity(streams.len());
         let mut requests: Vec<DraftRequest<'_>> = Vec::with_capacity(streams.len());
         for (i, (stream, rows)) in streams.iter_mut().zip(rows).enumerate() {
@@ -466,58 +489,68 @@ impl Speculator {
                 continue;
             }
             stream.stats.held_back += u64::from(limits[i].is_held_back);
+            let Plan { guesser, tokens } = limits[i].plan;
+            let limit = stream.begin_draft(tokens, stream.draft_room(context));
+            stream.guesser = guesser;
+            if guesser == Guesser::Ngram {
+                let copy = stream.ngrams.draft(&stream.given, limit);
+                stream.take_draft(copy);
+            }
             let n_kept = stream.state.sequence.len() - rows.n_before;
             let kept = rows.first..rows.first + n_kept;
             let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
-            let limit = stream.begin_draft(limits[i].tokens, stream.draft_room(context));
-            if let Some(request) = stream.draft_request(kept, limit, rejects) {
+            let of_head = if guesser == Guesser::Head { limit } else { 0 };
+            if let Some(request) = stream.draft_request(kept, of_head, rejects) {
                 readers.push(i);
                 requests.push(request);
             }
         }
-        if requests.is_empty() {
-            return Ok(0);
-        }
+        let (Some(head), false) = (&mut self.drafters.head, requests.is_empty()) else {
+            return Ok(longest);
+        };
         let target = TargetView {
             b: &*self.b,
             model: &*self.target,
             memory: &self.memory,
             taps: &verified.taps,
         };
-        let drafts = drafter.draft(target, &verified.hidden, &mut requests);
+        let drafts = head.draft(target, &verified.hidden, &mut requests);
         self.b.finish()?;
         for (i, draft) in readers.into_iter().zip(drafts) {
-            streams[i].take_draft(draft);
+            if limits[i].plan.guesser == Guesser::Head {
+                streams[i].take_draft(draft);
+            }
         }
-        Ok(limits.iter().map(|limit| limit.tokens).max().unwrap_or(0))
+        Ok(longest)
     }
 
-    /// How many tokens each stream may be drafted for: none once it has ended.
+    /// How many tokens each stream may be drafted for, and by whom: none once it has ended.
     fn draft_limits(&self, streams: &[&mut Stream], rows: &[StreamRows]) -> Vec<DraftLimit> {
         let context = self.memory.size().context;
+        let has_head = self.drafters.head.is_some();
         let going: Vec<usize> = (0..streams.len())
             .filter(|&i| streams[i].finish.is_none())
             .collect();
-        let input = |&i: &usize| streams[i].length_input(rows[i].chooses, context);
+        let input = |&i: &usize| streams[i].length_input(rows[i].chooses, context, has_head);
         let inputs: Vec<LengthInput<'_>> = going.iter().map(input).collect();
         let mut limits = vec![DraftLimit::default(); streams.len()];
-        let lengths = self.lengths.choose(&inputs);
-        for ((&i, input), tokens) in going.iter().zip(&inputs).zip(lengths) {
+        let plans = self.lengths.choose(&inputs);
+        for ((&i, input), plan) in going.iter().zip(&inputs).zip(plans) {
             limits[i] = DraftLimit {
-                tokens,
-                is_held_back: input.room > 0 && tokens == 0,
+                plan,
+                is_held_back: input.could_draft() && plan.tokens == 0,
             };
         }
         limits
     }
 
     /// Books what the round has cost and brought, and adds new tokens to the prefix index.
-    /// `longest` is the longest draft that was asked for.
+    /// `longest` are the longest drafts for the next one.
     fn record(
         &mut self,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
-        longest: usize,
+        longest: Longest,
         verify: Duration,
         draft: Duration,
     ) {
@@ -539,7 +572,7 @@ impl Speculator {
             streams: streams.len(),
             rows: self.batch.n_rows(),
             context: streams.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
-            asked: longest,
+            drafts: longest,
             verify,
             draft,
         };

@@ -1,9 +1,9 @@
 //! A target, its drafter, and what they remember.
 
 use crate::accept::Accept;
-use crate::draft::{DraftState, Drafter};
+use crate::draft::{DraftState, Drafters, NGRAM};
 use crate::kept::Kept;
-use crate::length::Lengths;
+use crate::length::{Guesser, Lengths};
 use crate::prompt::Prompt;
 use crate::sample::Scratch;
 use crate::saved::Restoring;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub struct Speculator {
     pub(crate) b: Arc<dyn Backend>,
     pub(crate) target: Box<dyn Target>,
-    pub(crate) drafter: Option<Box<dyn Drafter>>,
+    pub(crate) drafters: Drafters,
     pub(crate) lengths: Lengths,
     pub(crate) accept: Accept,
     pub(crate) memory: Memory,
@@ -38,17 +38,18 @@ pub struct Speculator {
 }
 
 impl Speculator {
-    /// Puts the parts together. `memory` is planned by the target.
+    /// Puts the parts together. `memory` is planned by the target; a head alone is
+    /// `Option<Box<dyn Drafter>>`, others are [`Drafters`].
     pub fn new(
         b: Arc<dyn Backend>,
         target: Box<dyn Target>,
         memory: Memory,
-        drafter: Option<Box<dyn Drafter>>,
+        drafters: impl Into<Drafters>,
     ) -> Self {
         Speculator {
             b,
             target,
-            drafter,
+            drafters: drafters.into(),
             lengths: Lengths::default(),
             accept: Accept::Exact,
             kept: Kept::new(&memory),
@@ -78,9 +79,24 @@ impl Speculator {
         &self.memory
     }
 
-    /// The drafter's name, if there is one.
+    /// The drafter's name, if there is one: the head's, if n-grams guess beside it.
     pub fn drafter(&self) -> Option<&'static str> {
-        self.drafter.as_ref().map(|d| d.name())
+        self.drafters.name()
+    }
+
+    /// The names of all that may guess: the head's, then that of n-grams.
+    pub fn drafters(&self) -> Vec<&'static str> {
+        let head = self.drafters.head.as_ref().map(|head| head.name());
+        let names = Guesser::ALL.map(|guesser| match guesser {
+            Guesser::Head => head,
+            Guesser::Ngram => self.drafters.copies.then_some(NGRAM),
+        });
+        names.into_iter().flatten().collect()
+    }
+
+    /// Lets the n-grams of each text guess from now on, beside the head if there is one.
+    pub fn add_ngrams(&mut self) {
+        self.drafters.copies = true;
     }
 
     /// How it is decided which drafted tokens stay.
@@ -95,17 +111,17 @@ impl Speculator {
         self
     }
 
-    /// Lets `drafter` draft from now on, or nobody.
+    /// Lets `drafters` draft from now on.
     ///
     /// # Panics
     ///
     /// If a stream is open or parked: the drafter would not have seen its rows.
-    pub fn replace_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
+    pub fn replace_drafters(&mut self, drafters: impl Into<Drafters>) {
         let is_idle = self.memory.n_open() == 0 && self.kept.texts.is_empty();
         self.restoring = None;
         assert!(is_idle, "no stream is open or parked");
-        self.drafter = drafter;
-        // The old drafter's guesses say nothing of what the new one's are worth.
+        self.drafters = drafters.into();
+        // The old ones' guesses say nothing of what the new ones' are worth.
         self.lengths = Lengths::default();
     }
 
@@ -141,9 +157,9 @@ impl Speculator {
         Ok(StreamState { sequence, draft })
     }
 
-    /// An empty state of the drafter, if there is one.
+    /// An empty state of the head, if there is one.
     fn draft_state(&self) -> Result<Option<Box<dyn DraftState>>, MemoryFull> {
-        self.drafter.as_ref().map(|d| d.state()).transpose()
+        self.drafters.head.as_ref().map(|d| d.state()).transpose()
     }
 
     /// Checks what [`Speculator::open`] says of prompts.

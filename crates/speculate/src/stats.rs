@@ -1,5 +1,6 @@
 //! What speculation did for one stream.
 
+use crate::length::Guesser;
 use std::time::Duration;
 
 /// How often one position of the draft was drafted and accepted, over all rounds.
@@ -11,6 +12,18 @@ pub struct Position {
     pub accepted: u64,
 }
 
+/// What one drafter has guessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Guesses {
+    /// Rounds whose draft it has guessed.
+    pub rounds: u64,
+    /// Tokens that it has guessed. Tokens that a [constraint](crate::Constraint) left no choice
+    /// about, and what follows them, do not count.
+    pub drafted: u64,
+    /// Accepted tokens among these.
+    pub accepted: u64,
+}
+
 /// Counts and times of one stream's rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -18,6 +31,8 @@ pub struct Stats {
     pub rounds: u64,
     /// Counts by position in the draft, from the first.
     pub by_position: Vec<Position>,
+    /// Counts by who has guessed, in the order of [`Guesser::ALL`].
+    pub by_guesser: [Guesses; Guesser::ALL.len()],
     /// Tokens of drafts that a [constraint](crate::Constraint) left no choice about, in place of
     /// the drafter's guesses or after them.
     pub forced: u64,
@@ -40,6 +55,11 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// What `guesser` has guessed.
+    pub fn guesses(&self, guesser: Guesser) -> Guesses {
+        self.by_guesser[guesser as usize]
+    }
+
     /// Tokens drafted.
     pub fn drafted(&self) -> u64 {
         self.by_position.iter().map(|p| p.drafted).sum()
@@ -75,6 +95,14 @@ impl Stats {
             self.verify += verify;
             self.draft += draft;
         }
+    }
+
+    /// Notes that the draft of a round began with `n_guessed` tokens of `guesser`, `n_accepted` of which stayed.
+    pub(crate) fn count_guesses(&mut self, guesser: Guesser, n_guessed: usize, n_accepted: usize) {
+        let of = &mut self.by_guesser[guesser as usize];
+        of.rounds += u64::from(n_guessed > 0);
+        of.drafted += n_guessed as u64;
+        of.accepted += n_accepted as u64;
     }
 
     /// Notes a verified draft of `n_drafted` tokens, `n_accepted` of which stayed.

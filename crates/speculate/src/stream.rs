@@ -2,8 +2,8 @@
 
 use crate::accept::Verdict;
 use crate::constraint::{Constraint, ConstraintError};
-use crate::draft::{DraftRequest, DraftState};
-use crate::length::{DraftLength, Ledger, LengthInput};
+use crate::draft::{DraftRequest, DraftState, Ngrams};
+use crate::length::{Copy, DraftLength, Guesser, Ledger, LengthInput};
 use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
 use crate::pooling::Pool;
 use crate::preempt::PutBy;
@@ -171,7 +171,11 @@ pub struct Stream {
     pub(crate) failure: Option<ConstraintError>,
     /// Tokens that the next draft begins with.
     pub(crate) given: Vec<u32>,
-    /// Tokens of the draft that the drafter has guessed, before the first forced one.
+    /// The text's n-grams, where these may guess.
+    pub(crate) ngrams: Ngrams,
+    /// Who has guessed the draft.
+    pub(crate) guesser: Guesser,
+    /// Tokens of the draft that were guessed, before the first forced one.
     pub(crate) n_guessed: usize,
     /// Which tokens of the draft the constraint left no choice about; empty without one.
     pub(crate) draft_forced: Vec<bool>,
@@ -239,6 +243,8 @@ impl Stream {
             constraint: None,
             failure: None,
             given: Vec::new(),
+            ngrams: Ngrams::default(),
+            guesser: Guesser::default(),
             n_guessed: 0,
             draft_forced: Vec::new(),
             trace: None,
@@ -330,10 +336,31 @@ impl Stream {
         self.left(context).saturating_sub(1).min(MAX_TENTATIVE)
     }
 
+    /// Looks up what its n-grams propose as the next draft, if the text is to go on from here
+    /// (`chooses`) and may be drafted for.
+    pub(crate) fn look_up_copy(&mut self, chooses: bool, context: usize) {
+        let most = self.draft_room(context).min(self.options.draft.max());
+        match chooses && self.finish.is_none() && most > 0 {
+            true => self.ngrams.look_up(&self.tokens, most),
+            false => self.ngrams.clear(),
+        }
+    }
+
     /// What the length of the next draft depends on; there is room for none while the
     /// prompt has not ended.
-    pub(crate) fn length_input(&self, prompt_ended: bool, context: usize) -> LengthInput<'_> {
+    pub(crate) fn length_input(
+        &self,
+        prompt_ended: bool,
+        context: usize,
+        has_head: bool,
+    ) -> LengthInput<'_> {
+        let copy = self.ngrams.copy().map(|(matched, tokens)| Copy {
+            matched,
+            tokens: tokens.len(),
+        });
         LengthInput {
+            has_head,
+            copy,
             ledger: &self.ledger,
             wish: self.options.draft,
             room: if prompt_ended {

@@ -2,6 +2,7 @@
 //! speculation at work. What is written does not depend on whether it is traced.
 
 use crate::accept::Verdict;
+use crate::length::Guesser;
 use crate::stream::Stream;
 
 /// Where a written token came from.
@@ -9,8 +10,8 @@ use crate::stream::Stream;
 pub enum TokenSource {
     /// The target chose it: the first token of all, or the recovered or bonus token of a round.
     Target,
-    /// The drafter guessed it, at this position of the draft, from 0, and it was accepted.
-    Guess(usize),
+    /// It was guessed, by this drafter and at this position of the draft, from 0, and accepted.
+    Guess(usize, Guesser),
     /// A [constraint](crate::Constraint) left no choice about it: it was put into the draft at this
     /// position, from 0, and accepted.
     Forced(usize),
@@ -58,7 +59,7 @@ impl Stream {
         let is_forced = |i: usize| self.draft_forced.get(i).copied().unwrap_or(false);
         let source = |i| match i < verdict.n_accepted {
             true if is_forced(i) => TokenSource::Forced(i),
-            true => TokenSource::Guess(i),
+            true => TokenSource::Guess(i, self.guesser),
             false => TokenSource::Target,
         };
         trace.push(RoundTrace {

@@ -58,7 +58,8 @@ fn draft_help() -> String {
     let (last, rest) = placed.split_last().expect("some drafter has a head");
     format!(
         "Drafter that guesses tokens ahead: auto, none, {}, or {} or {last}, where PATH may also be \
-         ORG/NAME",
+         ORG/NAME; with +ngram after one of these, as in mtp+ngram, repetitions are copied where \
+         that promises more, which auto does by itself",
         alone.collect::<Vec<_>>().join(", "),
         rest.join(", ")
     )

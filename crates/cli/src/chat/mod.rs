@@ -69,9 +69,7 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut input = Input::open()?;
     if is_interactive && !output.quiet {
         let info = engine.info();
-        let drafter = info
-            .drafter
-            .map_or("no drafter".to_owned(), |name| format!("drafter {name}"));
+        let drafter = model::drafters(info);
         say!(
             "{}, {drafter} · /help lists commands, Ctrl-D leaves",
             info.name

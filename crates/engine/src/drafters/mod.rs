@@ -2,7 +2,7 @@
 //! beside it or where the caller says.
 //!
 //! Drafters are data. Those with a draft head are entries of [`HEADS`], one file each in this
-//! folder; those without a model are entries of [`speculate::draft::PLAIN`].
+//! folder; the n-grams of each text need none, and guess beside the head that is found.
 
 mod assistant;
 mod eagle3;
@@ -14,7 +14,8 @@ use crate::options::DraftChoice;
 use crate::source::Source;
 use models::ModelError;
 use pairing::{Found, HeadDrafter, Home, Pairing, Place};
-use speculate::draft::{PLAIN, Plain};
+use speculate::Drafters;
+use speculate::draft::{NGRAM, NGRAM_HELP};
 use std::str::FromStr;
 
 /// Every drafter with a draft head, in the order in which they are looked for.
@@ -22,9 +23,6 @@ const HEADS: &[HeadDrafter] = &[mtp::KIND, assistant::KIND, eagle3::KIND];
 
 /// The head that a checkpoint holds whose architecture is no draft head's: one inside a target's.
 const INSIDE: &HeadDrafter = &HEADS[0];
-
-/// The drafter that drafts where no head can be used.
-pub(crate) const FALLBACK: &Plain = &PLAIN[0];
 
 /// A drafter, as help texts list it.
 #[derive(Clone, Copy, Debug)]
@@ -47,13 +45,13 @@ pub fn drafter_kinds() -> impl Iterator<Item = DrafterKind> {
         stands_alone: !kind.needs_place,
         takes_place: true,
     });
-    let plain = PLAIN.iter().map(|kind| DrafterKind {
-        name: kind.name,
-        help: kind.help,
+    let ngram = DrafterKind {
+        name: NGRAM,
+        help: NGRAM_HELP,
         stands_alone: true,
         takes_place: false,
-    });
-    heads.chain(plain)
+    };
+    heads.chain([ngram])
 }
 
 /// The width of the target's hidden rows that the draft head of this `config.json` reads, if it
@@ -69,11 +67,21 @@ pub(crate) fn head_of(architecture: &str) -> Option<&'static str> {
     head.map(|head| head.name)
 }
 
+/// What follows the name or the place of a head that has n-grams beside it.
+const WITH_NGRAMS: &str = "+ngram";
+
 impl FromStr for DraftChoice {
     type Err = String;
 
-    /// Reads `auto`, `none`, a drafter's name, or `NAME:PATH` with the place of its head.
+    /// Reads `auto`, `none`, a drafter's name, or `NAME:PATH` with the place of its head; `+ngram` may follow
+    /// those with a head.
     fn from_str(s: &str) -> Result<Self, String> {
+        if let Some(head) = s.strip_suffix(WITH_NGRAMS)
+            && let Ok(DraftChoice::Named(name, source)) = head.parse()
+            && name != NGRAM
+        {
+            return Ok(DraftChoice::WithNgrams(name, source));
+        }
         match s {
             "auto" => return Ok(DraftChoice::Auto),
             "none" => return Ok(DraftChoice::None),
@@ -93,7 +101,7 @@ impl FromStr for DraftChoice {
         let kind = drafter_kinds().find(fits);
         let kind = kind.ok_or_else(|| {
             let known = choices().join(", ");
-            format!("`{s}` is not a drafter; known are {known}")
+            format!("`{s}` is not a drafter; known are {known}; {WITH_NGRAMS} may follow a head")
         })?;
         let source = path.map(|path| Source::Folder(path.into()));
         Ok(DraftChoice::Named(kind.name, source))
@@ -127,15 +135,13 @@ fn unless_too_large(error: EngineError) -> Result<EngineError, EngineError> {
 pub(crate) fn find(pair: &mut Pairing<'_>) -> Result<Found, EngineError> {
     let options = pair.options;
     match &options.draft {
-        _ if options.draft_max == 0 => Ok(Found::new(None, DrafterReason::NoLength)),
-        DraftChoice::None => Ok(Found::new(None, DrafterReason::NotAsked)),
+        _ if options.draft_max == 0 => Ok(Found::new(Drafters::none(), DrafterReason::NoLength)),
+        DraftChoice::None => Ok(Found::new(Drafters::none(), DrafterReason::NotAsked)),
         DraftChoice::Auto => Search::new(pair).best(),
-        DraftChoice::Named(name, source) => {
-            if let Some(plain) = PLAIN.iter().find(|kind| kind.name == *name) {
-                let reason = DrafterReason::Asked {
-                    drafter: plain.name,
-                };
-                return Ok(Found::new(Some((plain.new)()), reason));
+        DraftChoice::Named(name, source) | DraftChoice::WithNgrams(name, source) => {
+            if *name == NGRAM {
+                let reason = DrafterReason::Asked { drafter: NGRAM };
+                return Ok(Found::new(Drafters::ngrams(), reason));
             }
             let kind = HEADS.iter().find(|kind| kind.name == *name);
             let kind = kind.ok_or(EngineError::UnknownDrafter { name })?;
@@ -233,7 +239,7 @@ impl<'a, 'p> Search<'a, 'p> {
         Ok(match self.elsewhere()? {
             Some(found) => found,
             None => Found::new(
-                Some((FALLBACK.new)()),
+                Drafters::ngrams(),
                 DrafterReason::NoHead(self.explain(MissingHead::Anywhere)),
             ),
         })
@@ -312,11 +318,28 @@ mod tests {
             read("eagle3:a:b"),
             Ok(DraftChoice::Named("eagle3", Some(Source::Folder(path)))) if path.ends_with("a:b")
         ));
+        assert!(matches!(
+            read("mtp+ngram"),
+            Ok(DraftChoice::WithNgrams("mtp", None))
+        ));
+        assert!(matches!(
+            read("eagle3:a+b+ngram"),
+            Ok(DraftChoice::WithNgrams("eagle3", Some(Source::Folder(path)))) if path.ends_with("a+b")
+        ));
         for wrong in [
-            "", "oracle", "eagle3", "eagle3:", "mtp:", "ngram:x", "auto:x",
+            "",
+            "oracle",
+            "eagle3",
+            "eagle3:",
+            "mtp:",
+            "ngram:x",
+            "auto:x",
+            "auto+ngram",
+            "ngram+ngram",
+            "+ngram",
         ] {
             let error = read(wrong).err().unwrap_or_else(|| panic!("{wrong}"));
-            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, ngram";
+            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, ngram; +ngram may follow a head";
             assert!(error.ends_with(known), "{error}");
         }
     }

@@ -11,8 +11,8 @@ use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::{Census, ChainedHead, Target};
 use serde_json::Value;
-use speculate::Drafter;
 use speculate::draft::Chained;
+use speculate::{Drafter, Drafters};
 use weights::Checkpoint;
 
 /// A kind of draft head and the drafter that uses it: how it is called, found and loaded.
@@ -52,9 +52,9 @@ pub(crate) enum Place<'a> {
     At(&'a Source),
 }
 
-/// A drafter, or none, and the reason for it.
+/// A drafter, or none, and the reason for that.
 pub(crate) struct Found {
-    pub(crate) drafter: Option<Box<dyn Drafter>>,
+    pub(crate) drafters: Drafters,
     pub(crate) reason: DrafterReason,
     /// What the drafter remembers, if it has a memory.
     pub(crate) plan: Option<MemoryPlan>,
@@ -69,10 +69,10 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// `drafter`, which has no memory and no checkpoint of its own.
-    pub(crate) fn new(drafter: Option<Box<dyn Drafter>>, reason: DrafterReason) -> Found {
+    /// `drafters`, which have no memory and no checkpoint of their own.
+    pub(crate) fn new(drafters: Drafters, reason: DrafterReason) -> Found {
         Found {
-            drafter,
+            drafters,
             reason,
             plan: None,
             shortlist: None,
@@ -97,7 +97,10 @@ impl Found {
                 head: census,
                 ..Preflight::default()
             },
-            ..Found::new(Some(drafter), DrafterReason::Head { head, scoring })
+            ..Found::new(
+                Drafters::head(drafter),
+                DrafterReason::Head { head, scoring },
+            )
         }
     }
 }

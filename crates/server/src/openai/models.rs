@@ -127,6 +127,7 @@ fn meta(loaded: &Loaded) -> Value {
         "options": options(loaded),
         "speculation": {
             "drafter": info.drafter,
+            "drafters": info.drafters,
             "reason": info.drafter_reason,
             "draft_max": info.draft_max,
             "draft_vocab": info.draft_vocab,

@@ -59,7 +59,7 @@ fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 
-/// The rounds of `piece`, whose guesses are those of `drafter`.
+/// The rounds of `piece`, whose guesses are those of `drafter` or of n-grams.
 pub(super) fn rounds<'a>(piece: &'a Piece, drafter: Option<&'static str>) -> Vec<Round<'a>> {
     let round = |round: &'a RoundEvent| Round {
         round: round.number,
@@ -78,9 +78,12 @@ pub(super) fn rounds<'a>(piece: &'a Piece, drafter: Option<&'static str>) -> Vec
                 },
                 position: match token.source {
                     TokenSource::Target => 0,
-                    TokenSource::Guess(i) | TokenSource::Forced(i) => i + 1,
+                    TokenSource::Guess(i, _) | TokenSource::Forced(i) => i + 1,
                 },
-                drafter: drafter.filter(|_| matches!(token.source, TokenSource::Guess(_))),
+                drafter: match token.source {
+                    TokenSource::Guess(_, guesser) => guesser.name(drafter),
+                    TokenSource::Target | TokenSource::Forced(_) => None,
+                },
                 forced: matches!(token.source, TokenSource::Forced(_)),
             })
             .collect(),

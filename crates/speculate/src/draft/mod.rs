@@ -20,7 +20,8 @@ pub use assistant::Assistant;
 pub use chained::Chained;
 pub(crate) use chained::media;
 pub use forced::Forced;
-pub use ngram::Ngram;
+pub(crate) use ngram::Ngrams;
+pub use ngram::{NGRAM, NGRAM_HELP};
 pub use state::{Derived, DraftState, NoState, SavedDraft};
 
 use crate::prompt::Spans;
@@ -30,19 +31,57 @@ use cache::{Memory, MemoryFull, Piece, Sequence};
 use models::Target;
 use stretch::Stretch;
 
-/// A drafter without a model: it guesses from the text alone.
-pub struct Plain {
-    /// The drafter's name, as users type it and as records have it.
-    pub name: &'static str,
-    /// What it is, in a few words for a help text; empty if the name says it.
-    pub help: &'static str,
-    /// Makes one.
-    pub new: fn() -> Box<dyn Drafter>,
+/// All who may guess for the texts of a model: a drafter with a model of its own, the n-grams of each
+/// text, or both, of which the likelier one guesses in each round.
+#[derive(Default)]
+pub struct Drafters {
+    pub(crate) head: Option<Box<dyn Drafter>>,
+    pub(crate) copies: bool,
 }
 
-/// Every drafter without a model that users can ask for; the first one drafts where no draft head
-/// can be used.
-pub const PLAIN: &[Plain] = &[ngram::PLAIN];
+impl Drafters {
+    /// Nobody.
+    pub fn none() -> Self {
+        Drafters::default()
+    }
+
+    /// The n-grams of each text.
+    pub fn ngrams() -> Self {
+        Drafters::none().with_ngrams()
+    }
+
+    /// `head`, whose guesses depend on more than the text.
+    pub fn head(head: Box<dyn Drafter>) -> Self {
+        Drafters {
+            head: Some(head),
+            copies: false,
+        }
+    }
+
+    /// The n-grams of each text, too.
+    #[must_use]
+    pub fn with_ngrams(self) -> Self {
+        Drafters {
+            copies: true,
+            ..self
+        }
+    }
+
+    /// The name of the head; without one that of the n-grams, if these may guess.
+    pub fn name(&self) -> Option<&'static str> {
+        let head = self.head.as_ref().map(|head| head.name());
+        head.or(self.copies.then_some(NGRAM))
+    }
+}
+
+impl From<Option<Box<dyn Drafter>>> for Drafters {
+    fn from(head: Option<Box<dyn Drafter>>) -> Self {
+        Drafters {
+            head,
+            copies: false,
+        }
+    }
+}
 
 /// The target as a drafter may use it.
 #[derive(Clone, Copy)]

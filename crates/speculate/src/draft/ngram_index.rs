@@ -58,11 +58,16 @@ impl NgramIndex {
         }
     }
 
+    /// Tokens of the longest suffix that occurs earlier; 0 if none does.
+    pub(super) fn matched(&self) -> usize {
+        self.earlier_end().map_or(0, |(n, _)| n)
+    }
+
     /// Up to `limit` tokens that followed the earlier occurrence. They run on past
     /// the end of the text into themselves, so a loop goes round. Empty if there
     /// is no earlier occurrence.
     pub(super) fn propose(&self, limit: usize) -> Vec<u32> {
-        let Some(end) = self.earlier_end() else {
+        let Some((_, end)) = self.earlier_end() else {
             return Vec::new();
         };
         let mut proposed: Vec<u32> = Vec::with_capacity(limit);
@@ -92,12 +97,13 @@ impl NgramIndex {
         rest.iter().take(limit).copied().collect()
     }
 
-    /// Tokens up to the end of the longest suffix's newest earlier occurrence.
-    fn earlier_end(&self) -> Option<usize> {
+    /// The length of the longest suffix that occurs earlier, and the tokens up to the end of its newest
+    /// earlier occurrence.
+    fn earlier_end(&self) -> Option<(usize, usize)> {
         (MIN_N..=MAX_N).rev().find_map(|n| {
             let end = self.earlier[n - MIN_N] as usize;
             let is_match = end >= n && self.tokens[..end].ends_with(self.suffix(n));
-            is_match.then_some(end)
+            is_match.then_some((n, end))
         })
     }
 

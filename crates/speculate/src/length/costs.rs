@@ -1,5 +1,6 @@
 //! What rounds cost: milliseconds by rows, streams, draft length and context, as measured.
 
+use super::{Guesser, Plan};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -20,12 +21,40 @@ pub struct RoundCost {
     pub rows: usize,
     /// Tokens of the longest stream.
     pub context: usize,
-    /// The longest draft asked for after the rows.
-    pub asked: usize,
+    /// The drafts after the rows.
+    pub drafts: Longest,
     /// Time of the target, choosing included.
     pub verify: Duration,
     /// Time of the drafter.
     pub draft: Duration,
+}
+
+/// The longest drafts of a round, by who guesses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Longest {
+    /// Tokens that the head guesses.
+    pub guessed: usize,
+    /// Tokens that are copied.
+    pub copied: usize,
+}
+
+impl Longest {
+    /// Of these drafts.
+    pub fn of(plans: impl IntoIterator<Item = Plan>) -> Self {
+        plans.into_iter().fold(Longest::default(), |longest, plan| {
+            let Plan { guesser, tokens } = plan;
+            match guesser {
+                Guesser::Head => Longest {
+                    guessed: longest.guessed.max(tokens),
+                    ..longest
+                },
+                Guesser::Ngram => Longest {
+                    copied: longest.copied.max(tokens),
+                    ..longest
+                },
+            }
+        })
+    }
 }
 
 /// What rounds have taken, and from it what the next ones will.
@@ -33,8 +62,10 @@ pub struct RoundCost {
 pub(super) struct Costs {
     /// The target's time by octave of context, then rows.
     verify: BTreeMap<u32, Curve>,
-    /// The drafter's time by octave of context and streams, then draft length.
+    /// The drafter's time by octave of context and streams, then by the tokens that the head guesses.
     draft: BTreeMap<(u32, usize), Curve>,
+    /// The same where all drafts are copies, by their tokens: a head reads what they have written.
+    reading: BTreeMap<(u32, usize), Curve>,
     rounds: u64,
 }
 
@@ -48,10 +79,14 @@ impl Costs {
             .entry(octave)
             .or_default()
             .learn(cost.rows, ms(cost.verify), self.rounds);
-        self.draft
+        let (curves, count) = match cost.drafts {
+            Longest { guessed: 0, copied } if copied > 0 => (&mut self.reading, copied),
+            Longest { guessed, .. } => (&mut self.draft, guessed),
+        };
+        curves
             .entry((octave, cost.streams))
             .or_insert_with(Curve::from_nothing)
-            .learn(cost.asked, ms(cost.draft), self.rounds);
+            .learn(count, ms(cost.draft), self.rounds);
     }
 
     /// Milliseconds of a round of `streams` streams without drafts, if one like it was seen of
@@ -71,30 +106,44 @@ impl Costs {
         context: usize,
         streams: usize,
         rows: usize,
-        asked: usize,
+        drafts: Longest,
     ) -> bool {
         let octave = octave(context);
+        let (curve, count) = self.drafting((octave, streams), drafts);
         let seen = |curve: Option<&Curve>, count| {
             let point = curve.and_then(|curve| curve.0.get(&count));
             point.is_some_and(|p| p.seen >= BELIEVED)
         };
-        seen(self.verify.get(&octave), rows) && seen(self.draft.get(&(octave, streams)), asked)
+        seen(self.verify.get(&octave), rows) && seen(curve, count)
     }
 
-    /// Milliseconds that a round of `rows` rows usually takes, with the drafts
-    /// of `asked` tokens after it.
-    pub(super) fn usual(&self, context: usize, streams: usize, rows: usize, asked: usize) -> f64 {
+    /// Milliseconds that a round of `rows` rows usually takes, with these drafts after it.
+    pub(super) fn usual(
+        &self,
+        context: usize,
+        streams: usize,
+        rows: usize,
+        drafts: Longest,
+    ) -> f64 {
         let octave = octave(context);
         let verify = self.verify.get(&octave).map_or(0.0, |curve| curve.at(rows));
-        let draft = self.draft.get(&(octave, streams));
-        verify + draft.map_or(0.0, |curve| curve.at(asked))
+        let (curve, count) = self.drafting((octave, streams), drafts);
+        verify + curve.map_or(0.0, |curve| curve.at(count))
     }
 
-    /// Milliseconds of a round with drafts of these lengths, one for each stream.
-    pub(super) fn with_drafts(&self, context: usize, lengths: &[usize]) -> f64 {
-        let rows = lengths.len() + lengths.iter().sum::<usize>();
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        self.usual(context, lengths.len(), rows, longest)
+    /// The curve of the drafter's time for such drafts, and where in it they are.
+    fn drafting(&self, key: (u32, usize), drafts: Longest) -> (Option<&Curve>, usize) {
+        match drafts {
+            Longest { guessed: 0, copied } if copied > 0 => (self.reading.get(&key), copied),
+            Longest { guessed, .. } => (self.draft.get(&key), guessed),
+        }
+    }
+
+    /// Milliseconds of a round with these drafts, one for each stream.
+    pub(super) fn with_drafts(&self, context: usize, plans: &[Plan]) -> f64 {
+        let rows = plans.len() + plans.iter().map(|plan| plan.tokens).sum::<usize>();
+        let longest = Longest::of(plans.iter().copied());
+        self.usual(context, plans.len(), rows, longest)
     }
 }
 

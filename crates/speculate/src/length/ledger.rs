@@ -48,10 +48,34 @@ impl Acceptance {
     }
 }
 
+/// Matches of this many tokens and more share what is known of the copies after them.
+const LONGEST_MATCH: usize = 5;
+
+/// How often guesses were accepted, by who made them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Acceptances {
+    /// Those of the head.
+    pub(super) head: Acceptance,
+    /// Copies, by the tokens of the match that they follow.
+    copies: [Acceptance; LONGEST_MATCH + 1],
+}
+
+impl Acceptances {
+    /// Of copies that follow a match of `matched` tokens.
+    pub(super) fn of_copies(&self, matched: usize) -> &Acceptance {
+        &self.copies[matched.min(LONGEST_MATCH)]
+    }
+
+    /// Of copies that follow a match of `matched` tokens, to be changed.
+    pub(super) fn copies(&mut self, matched: usize) -> &mut Acceptance {
+        &mut self.copies[matched.min(LONGEST_MATCH)]
+    }
+}
+
 /// What speculation has cost one stream and saved it.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    pub(super) acceptance: Acceptance,
+    pub(super) acceptance: Acceptances,
     /// Milliseconds more than plain rounds would have taken.
     lost: f64,
     /// Milliseconds in all.

@@ -181,7 +181,7 @@ impl Speculator {
     pub fn fits(&self, saved: &SavedText, keys: &[RowKey]) -> bool {
         let [n_target, n_draft] = saved.n_pieces;
         let draft = saved.draft.as_ref();
-        let draft_fits = match &self.drafter {
+        let draft_fits = match &self.drafters.head {
             Some(drafter) => drafter.fits(draft, n_draft),
             None => draft.is_none() && n_draft == 0,
         };
@@ -204,7 +204,7 @@ impl Speculator {
     }
 
     fn restorable_rows(&self, saved: &SavedText, rows: usize, drafts: bool) -> usize {
-        let drafter = self.drafter.as_ref().filter(|_| drafts);
+        let drafter = self.drafters.head.as_ref().filter(|_| drafts);
         let draft = saved.draft.as_ref();
         settle(
             rows,
@@ -259,12 +259,13 @@ impl Speculator {
     ) -> Result<Vec<bool>, MemoryFull> {
         self.restoring = None;
         let draft_rows = self
-            .drafter
+            .drafters
+            .head
             .as_ref()
             .map_or(0, |drafter| drafter.restorable(saved.draft.as_ref(), rows));
         let (sequence, draft, pieces) = self.with_room(None, &[], |this| {
             let (sequence, pieces) = this.memory.restore(&saved.target, rows)?;
-            let draft = this.drafter.as_ref();
+            let draft = this.drafters.head.as_ref();
             let draft = draft.map(|d| d.restore(saved.draft.as_ref(), draft_rows));
             let (draft, of_draft) = draft.transpose()?.unzip();
             let target = pieces.into_iter().map(|piece| (Of::Target, piece));
