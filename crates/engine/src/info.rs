@@ -5,7 +5,7 @@ use crate::multimodal::{HearingInfo, Senses, VisionInfo};
 use crate::preflight::Preflight;
 use cache::MemoryPlan;
 use serde::Serialize;
-use speculate::Speculator;
+use speculate::{Guesser, Speculator};
 use std::sync::Arc;
 use text::Text;
 
@@ -76,6 +76,17 @@ pub struct ModelInfo {
     pub preflight: Preflight,
     /// Tensors of the files that nothing has read.
     pub unused_tensors: Vec<String>,
+}
+
+impl ModelInfo {
+    /// The drafter called `name`, if it is one of [`ModelInfo::drafters`].
+    pub fn guesser(&self, name: &str) -> Option<Guesser> {
+        let has = |guesser: &Guesser| guesser.name(self.drafter) == Some(name);
+        let known = self.drafters.contains(&name);
+        // Where n-grams alone guess, the drafter has their name, too.
+        let mut all = [Guesser::Ngram, Guesser::Head].into_iter();
+        all.find(has).filter(|_| known)
+    }
 }
 
 /// A model ready to write.

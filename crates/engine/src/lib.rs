@@ -84,7 +84,7 @@ pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
 pub use speculate::{
-    Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Pooling,
-    Sampling, TokenSource, TopLogprobs,
+    Accept, DraftLength, Guesser, Guessers, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS,
+    NO_TOKEN_REASON, Pooling, Sampling, TokenSource, TopLogprobs,
 };
 pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Tokens of a sequence where nobody says otherwise.
 pub const DEFAULT_CONTEXT: usize = 8192;
 /// Draft length where nobody says otherwise.
-pub const DEFAULT_DRAFT_MAX: usize = 3;
+pub const DEFAULT_DRAFT_MAX: usize = 16;
 /// Longest draft that can be asked for.
 pub const DRAFT_MAX: usize = backend::MAX_TENTATIVE;
 

@@ -33,6 +33,8 @@ const PROMPTS: &[&str] = &[
 ];
 /// Tokens written after each.
 const TOKENS: usize = 20;
+/// The longest draft of a reply: longer ones would say no more of a head, and take long.
+const DRAFT: usize = 3;
 /// Rows of a block: a pending token and the longest usual draft.
 const BLOCK: usize = 8;
 /// Prompt rows before the block.
@@ -488,7 +490,13 @@ fn drafts(
     };
     for prompt in prompts {
         let (chain, _) = write(speculator, text, prompt, key.chunk, 0)?;
-        let (drafted, stats) = write(speculator, text, prompt, key.chunk, key.draft_max)?;
+        let (drafted, stats) = write(
+            speculator,
+            text,
+            prompt,
+            key.chunk,
+            key.draft_max.min(DRAFT),
+        )?;
         guesses.not_numbers += stats.drafts_cut;
         if let Some(first) = stats.by_position.first() {
             guesses.drafted += first.drafted;

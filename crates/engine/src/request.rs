@@ -7,7 +7,7 @@ use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
 use speculate::{
-    Accept, DraftLength, Guesser, Logprobs, Sampling, Stats, TokenSource, TopLogprobs,
+    Accept, DraftLength, Guesser, Guessers, Logprobs, Sampling, Stats, TokenSource, TopLogprobs,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +45,8 @@ pub struct Request {
     /// How long drafts are; as long as pays, up to the engine's own limit, if
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
+    /// Who may guess, of those that the model has ([`ModelInfo::guesser`](crate::ModelInfo::guesser)).
+    pub drafters: Guessers,
     /// Whether tokens come with their log-probabilities, and with which. Those of the logits are
     /// of all tokens, whatever a grammar allows.
     pub logprobs: Option<TopLogprobs>,
@@ -93,6 +95,7 @@ impl Request {
             shows_reasoning_marks: false,
             tools: None,
             draft: None,
+            drafters: Guessers::default(),
             logprobs: None,
             trace: false,
             grammar: None,

@@ -22,7 +22,7 @@ mod plan;
 
 pub use costs::{Longest, RoundCost};
 pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
-pub use plan::{Copy, DraftLength, Guesser, LengthInput, Plan};
+pub use plan::{Copy, DraftLength, Guesser, Guessers, LengthInput, Plan};
 
 use costs::Costs;
 use ledger::Acceptances;

@@ -44,7 +44,7 @@ pub use backend::noise;
 pub use constraint::{Constraint, ConstraintError};
 pub use draft::{Drafter, Drafters};
 pub use kept::{Evictions, Parked};
-pub use length::{DraftLength, Guesser};
+pub use length::{DraftLength, Guesser, Guessers};
 pub use logprobs::{Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, TopLogprobs};
 pub use pooling::Pooling;
 pub use probe::Difference;

@@ -293,7 +293,7 @@ impl Speculator {
             let rows = stream.state.sequence.len() + chunk + 2 * MAX_TENTATIVE;
             let draft = stream.state.draft.as_ref();
             // Nobody reads what is never drafted for.
-            let draft = draft.filter(|_| stream.options.draft.max() > 0);
+            let draft = draft.filter(|_| stream.is_read());
             draft.map_or(0, |draft| draft.lacking_pages(rows.min(context)))
         };
         let wanted: usize = streams.iter().map(lacks).sum();

@@ -482,7 +482,7 @@ impl Speculator {
         let mut readers = Vec::with_capacity(streams.len());
         let mut requests: Vec<DraftRequest<'_>> = Vec::with_capacity(streams.len());
         for (i, (stream, rows)) in streams.iter_mut().zip(rows).enumerate() {
-            // A text that is never drafted for need not be read, nor one without a pending
+            // A text that the head never drafts for need not be read, nor one without a pending
             // token. One that has ended is: another text may go on from its rows.
             let is_fault = stream.finish.is_some_and(Finish::is_fault);
             if stream.options.draft.max() == 0 || is_fault {
@@ -498,6 +498,9 @@ impl Speculator {
             }
             let n_kept = stream.state.sequence.len() - rows.n_before;
             let kept = rows.first..rows.first + n_kept;
+            if !stream.is_read() {
+                continue;
+            }
             let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
             let of_head = if guesser == Guesser::Head { limit } else { 0 };
             if let Some(request) = stream.draft_request(kept, of_head, rejects) {

@@ -3,7 +3,7 @@
 use crate::accept::Verdict;
 use crate::constraint::{Constraint, ConstraintError};
 use crate::draft::{DraftRequest, DraftState, Ngrams};
-use crate::length::{Copy, DraftLength, Guesser, Ledger, LengthInput};
+use crate::length::{Copy, DraftLength, Guesser, Guessers, Ledger, LengthInput};
 use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
 use crate::pooling::Pool;
 use crate::preempt::PutBy;
@@ -171,6 +171,8 @@ pub struct Stream {
     pub(crate) failure: Option<ConstraintError>,
     /// Tokens that the next draft begins with.
     pub(crate) given: Vec<u32>,
+    /// Who may guess.
+    pub(crate) guessers: Guessers,
     /// The text's n-grams, where these may guess.
     pub(crate) ngrams: Ngrams,
     /// Who has guessed the draft.
@@ -243,6 +245,7 @@ impl Stream {
             constraint: None,
             failure: None,
             given: Vec::new(),
+            guessers: Guessers::default(),
             ngrams: Ngrams::default(),
             guesser: Guesser::default(),
             n_guessed: 0,
@@ -336,11 +339,22 @@ impl Stream {
         self.left(context).saturating_sub(1).min(MAX_TENTATIVE)
     }
 
+    /// Lets `guessers` alone guess for the stream, of those that the [`Speculator`](crate::Speculator) has.
+    pub fn restrict_drafters(&mut self, guessers: Guessers) {
+        self.guessers = guessers;
+    }
+
+    /// Whether the head reads the stream's rows: it may guess for it.
+    pub(crate) fn is_read(&self) -> bool {
+        self.options.draft.max() > 0 && self.guessers.has(Guesser::Head)
+    }
+
     /// Looks up what its n-grams propose as the next draft, if the text is to go on from here
     /// (`chooses`) and may be drafted for.
     pub(crate) fn look_up_copy(&mut self, chooses: bool, context: usize) {
         let most = self.draft_room(context).min(self.options.draft.max());
-        match chooses && self.finish.is_none() && most > 0 {
+        let may_copy = self.guessers.has(Guesser::Ngram);
+        match chooses && may_copy && self.finish.is_none() && most > 0 {
             true => self.ngrams.look_up(&self.tokens, most),
             false => self.ngrams.clear(),
         }
@@ -359,7 +373,7 @@ impl Stream {
             tokens: tokens.len(),
         });
         LengthInput {
-            has_head,
+            has_head: has_head && self.guessers.has(Guesser::Head),
             copy,
             ledger: &self.ledger,
             wish: self.options.draft,

@@ -3,6 +3,7 @@
 use super::draft::DrafterArgs;
 use super::model::{LoadArgs, ModelArg};
 use super::values::count;
+use crate::bench::BenchLength;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -26,10 +27,10 @@ pub(crate) struct BenchArgs {
         long,
         value_name = "N,…",
         value_delimiter = ',',
-        default_value = "0,1,2,3,4",
+        default_value = "0,1,2,3,4,auto",
         help_heading = "Bench"
     )]
-    pub(crate) draft_lengths: Vec<usize>,
+    pub(crate) draft_lengths: Vec<BenchLength>,
     /// Temperatures to compare
     #[arg(
         long,

@@ -6,6 +6,7 @@
 //! after the other, and step times are medians of rounds that visit every row
 //! count in turn.
 
+mod length;
 mod prompts;
 mod runs;
 mod steps;
@@ -15,6 +16,7 @@ use crate::args::{BenchArgs, DraftArgs, OutputArgs};
 use crate::model;
 use anyhow::{Context, Result};
 use engine::{Engine, EngineOptions};
+pub(crate) use length::BenchLength;
 use prompts::prompts;
 use runs::Run;
 use serde::Serialize;
@@ -49,7 +51,8 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
-    let longest = args.draft_lengths.iter().copied().max().unwrap_or(0);
+    let longest = args.draft_lengths.iter().map(|length| length.longest());
+    let longest = longest.max().unwrap_or(0);
     let draft = DraftArgs {
         drafter: args.drafter.clone(),
         draft_max: longest,

@@ -1,9 +1,10 @@
 //! What speculation saves: every prompt answered with every draft length and temperature.
 
+use super::length::BenchLength;
 use super::prompts::Prompt;
 use crate::args::{BenchArgs, OutputArgs};
 use anyhow::{Result, bail};
-use engine::{Accept, DraftLength, Engine, Request, RequestOutcome, Sampling};
+use engine::{Accept, Engine, Request, RequestOutcome, Sampling};
 use serde::Serialize;
 
 /// The class that sums up all others.
@@ -13,8 +14,10 @@ const ALL: &str = "all";
 #[derive(Default, Serialize)]
 pub(super) struct Run {
     pub(super) class: String,
-    pub(super) drafter: Option<&'static str>,
-    pub(super) draft_max: usize,
+    /// Who may guess.
+    pub(super) drafter: Option<String>,
+    /// How long the drafts are.
+    pub(super) draft: BenchLength,
     pub(super) temperature: f32,
     prompts: usize,
     pub(super) tokens: usize,
@@ -88,14 +91,15 @@ pub(super) fn generate(
     prompts: &[Prompt],
     output: OutputArgs,
 ) -> Result<Vec<Run>> {
-    let drafter = engine.info().drafter;
-    let lengths = lengths(&args.draft_lengths, drafter.is_some());
+    let info = engine.info();
+    let lengths = lengths(&args.draft_lengths, info.drafter.is_some());
     let mut runs: Vec<Run> = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         for &temperature in &args.temperatures {
             let mut plain: Option<Vec<u32>> = None;
-            for &draft_max in &lengths {
-                let request = request(args, prompt, i as u64, temperature, draft_max);
+            for &draft in &lengths {
+                let mut request = request(args, prompt, i as u64, temperature);
+                (request.draft, request.drafters) = draft.of_request(info);
                 let (_, tokens, outcome) = match engine.complete(request) {
                     Ok(done) => done,
                     Err(error) => {
@@ -111,14 +115,14 @@ pub(super) fn generate(
                     None => plain = Some(tokens),
                     Some(plain) if is_exact && *plain != tokens => {
                         bail!(
-                            "prompt {i}: drafts of {draft_max} tokens changed the text: this is a bug"
+                            "prompt {i}: drafts of length {draft} changed the text: this is a bug"
                         )
                     }
                     Some(_) => {}
                 }
                 for class in [&prompt.class, ALL] {
-                    let drafter = drafter.filter(|_| draft_max > 0);
-                    run_of(&mut runs, class, drafter, draft_max, temperature).add(&outcome);
+                    let drafter = draft.drafters(info);
+                    run_of(&mut runs, class, drafter, draft, temperature).add(&outcome);
                 }
             }
         }
@@ -131,24 +135,17 @@ pub(super) fn generate(
 }
 
 /// The draft lengths that are run: without a drafter, plain decoding alone.
-fn lengths(wished: &[usize], drafts: bool) -> Vec<usize> {
-    if drafts {
-        wished.to_vec()
-    } else {
-        vec![0; wished.iter().filter(|&&n| n == 0).count().max(1)]
+fn lengths(wished: &[BenchLength], drafts: bool) -> Vec<BenchLength> {
+    let is_plain = |length: &&BenchLength| length.longest() == 0;
+    match drafts {
+        true => wished.to_vec(),
+        false => vec![BenchLength::Fixed(0); wished.iter().filter(is_plain).count().max(1)],
     }
 }
 
-fn request(
-    args: &BenchArgs,
-    prompt: &Prompt,
-    seed: u64,
-    temperature: f32,
-    draft_max: usize,
-) -> Request {
+fn request(args: &BenchArgs, prompt: &Prompt, seed: u64, temperature: f32) -> Request {
     let mut request = Request::new(prompt.ids.clone());
     request.max_tokens = Some(args.max_tokens);
-    request.draft = Some(DraftLength::Fixed(draft_max));
     request.sampling = Sampling {
         temperature,
         top_p: if temperature > 0.0 { args.top_p } else { 1.0 },
@@ -162,17 +159,16 @@ fn request(
 fn run_of<'a>(
     runs: &'a mut Vec<Run>,
     class: &str,
-    drafter: Option<&'static str>,
-    draft_max: usize,
+    drafter: Option<String>,
+    draft: BenchLength,
     temperature: f32,
 ) -> &'a mut Run {
-    let same =
-        |r: &Run| r.class == class && r.draft_max == draft_max && r.temperature == temperature;
+    let same = |r: &Run| r.class == class && r.draft == draft && r.temperature == temperature;
     let place = runs.iter().position(same).unwrap_or_else(|| {
         runs.push(Run {
             class: class.into(),
             drafter,
-            draft_max,
+            draft,
             temperature,
             ..Run::default()
         });
@@ -185,7 +181,7 @@ fn run_of<'a>(
 fn compare(runs: &mut [Run]) {
     let plain: Vec<(String, f32, f64)> = runs
         .iter()
-        .filter(|r| r.draft_max == 0)
+        .filter(|r| r.draft.longest() == 0)
         .map(|r| (r.class.clone(), r.temperature, r.tok_s))
         .collect();
     for run in runs {

@@ -65,8 +65,8 @@ fn print_runs(report: &Report, aligned: bool, out: &mut impl Write) -> io::Resul
         vec![
             run.class.clone(),
             run.temperature.to_string(),
-            run.drafter.unwrap_or("none").to_owned(),
-            run.draft_max.to_string(),
+            run.drafter.clone().unwrap_or_else(|| "none".to_owned()),
+            run.draft.to_string(),
             run.tokens.to_string(),
             format!("{:.1}", run.tok_s),
             format!("{:.2}", run.speedup),

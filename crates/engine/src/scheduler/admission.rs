@@ -150,6 +150,7 @@ impl Scheduler {
                 if let Some(constraint) = constraint {
                     stream.constrain(Box::new(constraint));
                 }
+                stream.restrict_drafters(request.drafters);
                 if request.trace {
                     stream.trace();
                 }

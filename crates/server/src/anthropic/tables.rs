@@ -138,6 +138,7 @@ pub(crate) const AS_IN_OPENAI: &[&str] = &[
     "speculation",
     "speculation.draft_max",
     "speculation.draft_fixed",
+    "speculation.drafters",
     "repeat_last_n",
     "mirostat",
     "mirostat_mode",

@@ -129,6 +129,7 @@ const AS_IN_OPENAI: &[&str] = &[
     "speculation",
     "speculation.draft_max",
     "speculation.draft_fixed",
+    "speculation.drafters",
     "repeat_last_n",
     "mirostat",
     "mirostat_mode",

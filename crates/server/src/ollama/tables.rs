@@ -255,6 +255,7 @@ fn table(name: &'static str, honored: &'static [Known], refused: &'static [Unsup
                 "speculation",
                 "speculation.draft_max",
                 "speculation.draft_fixed",
+                "speculation.drafters",
             ],
         )
         .honors(OPTIONS, HONORED_IN_OPTIONS)

@@ -157,7 +157,7 @@ pub(crate) const HONORED: &[Known] = &[
     known(
         "speculation",
         Any,
-        "`\"auto\"`, `\"off\"`, `{\"draft_max\": N}` or `{\"draft_fixed\": N}`; the text is the same",
+        "`\"auto\"`, `\"off\"`, or an object of `draft_max` or `draft_fixed`, and `drafters`; the text is the same",
     ),
     known(
         "speculation.draft_max",
@@ -168,6 +168,11 @@ pub(crate) const HONORED: &[Known] = &[
         "speculation.draft_fixed",
         Integer,
         "tokens of every draft, even where fewer are faster: to measure acceptance by position",
+    ),
+    known(
+        "speculation.drafters",
+        Any,
+        "a list of those that may guess, of the drafters that `/v1/models` names, such as `[\"ngram\"]`",
     ),
     known(
         "response_format",

@@ -107,6 +107,8 @@ impl Server {
             context: Some(setup.context),
             chunk: Some(setup.chunk),
             identify: setup.disk.is_some(),
+            // A text that repeats itself would end before others have come that are to run beside it.
+            draft_max: 3,
             ..LoadOptions::default()
         };
         let backend = cpu::Cpu::new(cpu::CpuOptions {

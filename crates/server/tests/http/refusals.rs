@@ -242,6 +242,12 @@ async fn values_out_of_range_are_named() {
         ("speculation.draft_max", json!({"draft_max": 99})),
         ("speculation.draft_fixed", json!({"draft_fixed": 99})),
         ("speculation", json!({"draft_fixed": 1, "draft_max": 1})),
+        ("speculation.drafters", json!({"drafters": []})),
+        ("speculation.drafters", json!({"drafters": "ngram"})),
+        (
+            "speculation.drafters",
+            json!({"drafters": ["ngram", "oracle"]}),
+        ),
         ("chat_template", json!("{{ 1 }}")),
         ("chat_template_kwargs", json!([])),
         ("chat_template_kwargs", json!({"messages": []})),

@@ -146,6 +146,11 @@ async fn text_does_not_depend_on_streaming_speculation_or_company() {
             ),
         ];
         let mut alone = Vec::new();
+        let head = if model == "tiny-gemma4" {
+            "assistant"
+        } else {
+            "mtp"
+        };
         for request in &requests {
             let reply = server.chat(request).await;
             assert_eq!(reply.json()["speculation"]["engaged"], true, "{model}");
@@ -156,6 +161,8 @@ async fn text_does_not_depend_on_streaming_speculation_or_company() {
                 json!({"speculation": "off", "stream": true}),
                 json!({"speculation": {"draft_max": 1}}),
                 json!({"speculation": {"draft_fixed": 2}}),
+                json!({"speculation": {"draft_fixed": 3, "drafters": ["ngram"]}}),
+                json!({"speculation": {"drafters": [head]}}),
                 json!({"speculation": "auto"}),
             ] {
                 let other = server.chat(&with(request, more.clone())).await;
@@ -164,6 +171,12 @@ async fn text_does_not_depend_on_streaming_speculation_or_company() {
                     let record = other.json()["speculation"].clone();
                     assert_eq!(record["engaged"], false);
                     assert!(record["reason"].as_str().unwrap().contains("turned off"));
+                }
+                if let Some(may) = more["speculation"]["drafters"].as_array()
+                    && let Some(did) = other.json()["speculation"]["by_drafter"].as_array()
+                {
+                    let only = did.iter().all(|counts| may.contains(&counts["drafter"]));
+                    assert!(only, "{model} {more} {did:?}");
                 }
             }
             alone.push(text);

@@ -44,6 +44,34 @@ impl Guesser {
     }
 }
 
+/// Who may guess for a text, of those that a model has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guessers([bool; Guesser::ALL.len()]);
+
+impl Guessers {
+    /// Whether `guesser` may.
+    pub fn has(self, guesser: Guesser) -> bool {
+        self.0[guesser as usize]
+    }
+}
+
+impl Default for Guessers {
+    /// All.
+    fn default() -> Self {
+        Guessers([true; Guesser::ALL.len()])
+    }
+}
+
+impl FromIterator<Guesser> for Guessers {
+    /// These alone.
+    fn from_iter<I: IntoIterator<Item = Guesser>>(iter: I) -> Self {
+        let mut guessers = Guessers([false; Guesser::ALL.len()]);
+        iter.into_iter()
+            .for_each(|guesser| guessers.0[guesser as usize] = true);
+        guessers
+    }
+}
+
 /// A copy that the n-grams of a text propose as the next draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
