@@ -36,7 +36,7 @@ impl Guesser {
     pub const ALL: [Guesser; 2] = [Guesser::Head, Guesser::Ngram];
 
     /// The guesser's name where `head` is that of the head, as users type it and as records have it.
-    pub fn name<'a>(self, head: Option<&'a str>) -> Option<&'a str> {
+    pub fn name(self, head: Option<&str>) -> Option<&str> {
         match self {
             Guesser::Head => head,
             Guesser::Ngram => Some(NGRAM),

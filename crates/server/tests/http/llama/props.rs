@@ -1,10 +1,10 @@
 //! `/props`, `/slots` and `/lora-adapters`.
 
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::{error, story};
 use crate::client::{PATIENCE, Server, Setup, request};
-use tokio::time::timeout;
 
 #[tokio::test]
 async fn properties_are_those_of_the_model_and_the_defaults() {
