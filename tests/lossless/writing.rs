@@ -9,8 +9,8 @@ use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Chained, Forced};
 use speculate::{
-    DraftLength, Drafter, Drafters, Logprobs, Sampling, Speculator, Stream, StreamOptions,
-    TopLogprobs,
+    DraftLength, Drafter, Drafters, Logprobs, Sampling, Speculator, Stats, StepRecord, Stream,
+    StreamOptions, TopLogprobs,
 };
 use std::sync::Arc;
 use suites::repository;
@@ -75,6 +75,12 @@ pub(crate) fn write_with(
     wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
 ) -> Written {
     let mut speculator = speculator(setup, truth, wrap);
+    // Plain decoding, which the others are compared with, is not watched.
+    let watches = setup.length.max() > 0;
+    if watches {
+        speculator.watch_steps();
+    }
+    let mut watched = Watched::default();
     let vocab = speculator.target().vocab_size() as u32;
     let mut written = Written {
         texts: vec![Text::default(); prompts.len()],
@@ -110,7 +116,13 @@ pub(crate) fn write_with(
             break;
         }
         let mut streams: Vec<&mut Stream> = running.iter_mut().map(|(_, s)| s).collect();
+        let before = streams.iter().map(|s| s.tokens().len()).collect::<Vec<_>>();
         speculator.round(&mut streams, setup.chunk).unwrap();
+        let step = speculator.take_step();
+        assert_eq!(step.is_some(), watches);
+        if let Some(step) = step {
+            watched.add(&step, &streams, &before);
+        }
         let (ended, going) = running.into_iter().partition(|(_, s)| s.finish().is_some());
         running = going;
         for (i, mut stream) in ended {
@@ -121,11 +133,49 @@ pub(crate) fn write_with(
             written.forced += stream.stats().forced;
             written.drafted += stream.stats().drafted();
             written.accepted += stream.stats().accepted();
+            watched.end(stream.stats());
             speculator.close(stream);
         }
     }
     assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
+    assert!(!watches || watched.is_even(), "steps say what streams do");
     written
+}
+
+/// What steps have said so far, less what streams that have ended say.
+#[derive(Default)]
+struct Watched {
+    rounds: i64,
+    drafted: i64,
+    accepted: i64,
+    emitted: i64,
+}
+
+impl Watched {
+    fn add(&mut self, step: &StepRecord, streams: &[&mut Stream], before: &[usize]) {
+        assert_eq!(step.streams.len(), streams.len());
+        for ((step, stream), &before) in step.streams.iter().zip(streams).zip(before) {
+            assert_eq!(step.context, before);
+            assert_eq!(before + step.emitted, stream.tokens().len());
+            assert!(step.emitted <= step.accepted + 1 && step.forced <= step.drafted);
+            assert_eq!(step.drafter.is_some(), step.drafted > step.forced);
+            self.rounds += i64::from(step.round.is_some_and(|number| number > 0));
+            self.drafted += step.drafted as i64;
+            self.accepted += step.accepted as i64;
+            self.emitted += step.emitted as i64;
+        }
+    }
+
+    fn end(&mut self, stats: &Stats) {
+        self.rounds -= stats.rounds as i64;
+        self.drafted -= stats.drafted() as i64;
+        self.accepted -= stats.accepted() as i64;
+        self.emitted -= stats.emitted as i64;
+    }
+
+    fn is_even(&self) -> bool {
+        [self.rounds, self.drafted, self.accepted, self.emitted] == [0; 4]
+    }
 }
 
 /// What writes in a cell.

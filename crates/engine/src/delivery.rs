@@ -47,6 +47,8 @@ pub(crate) struct Running {
     pub(crate) accept: Accept,
     /// When the first token came, if one has come.
     pub(crate) first_token: Option<Instant>,
+    /// The request's number, for whoever keeps records of the engine.
+    pub(crate) number: u64,
     /// Who asked.
     pub(crate) client: u64,
     /// Who comes before whom, where not all can run.
@@ -486,6 +488,7 @@ impl Running {
             },
             speculation: Speculation::new(
                 stats,
+                self.stream.ms_saved(),
                 drafter.filter(|_| self.speculates),
                 self.accept,
                 Some(reason),

@@ -10,6 +10,7 @@ use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
 use crate::scheduler::Scheduler;
+use crate::steps::StepSink;
 use constrain::{Grammar, Spec};
 use speculate::sample::MAX_LISTED_TOKENS;
 use speculate::{MAX_TOP_LOGPROBS, Sampling};
@@ -30,6 +31,8 @@ pub struct EngineOptions {
     pub reuse: bool,
     /// Who is told which pages come into the prefix cache and leave it.
     pub page_sink: Option<PageSink>,
+    /// Who is told what each step did.
+    pub step_sink: Option<StepSink>,
     /// Where texts that have ended outlive the engine, of a model that was loaded with
     /// [`LoadOptions::identify`](crate::LoadOptions::identify).
     pub disk: Option<CacheFolder>,
@@ -47,6 +50,7 @@ impl Default for EngineOptions {
             queue: 64,
             reuse: true,
             page_sink: None,
+            step_sink: None,
             disk: None,
             tower_share: 10,
             counters: Arc::default(),

@@ -42,6 +42,7 @@ mod sampler;
 mod scheduler;
 mod shortlist;
 mod source;
+mod steps;
 mod stored;
 
 pub use backend::PAGE_ROWS;
@@ -85,6 +86,7 @@ pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
 pub use speculate::{
     Accept, DraftLength, Guesser, Guessers, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS,
-    NO_TOKEN_REASON, Pooling, Sampling, TokenSource, TopLogprobs,
+    NO_TOKEN_REASON, Pooling, Sampling, StepRecord, StreamStep, TokenSource, TopLogprobs,
 };
+pub use steps::{StepReport, StepSink};
 pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};

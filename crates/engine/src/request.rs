@@ -65,6 +65,9 @@ pub struct Request {
     /// Whose turn it is when more requests wait than can run: the smallest comes first. A request that
     /// waits takes the place of one with a greater number that runs.
     pub priority: i64,
+    /// The number that [`StepReport`](crate::StepReport) has for the request, which no other one of the
+    /// engine may have; by the order of arrival, from 0, if absent.
+    pub number: Option<u64>,
     /// Who asks. Clients with equal priority take turns.
     pub client: u64,
     /// What the reply goes on with where the prompt ends in the middle of it, its answer or its
@@ -103,6 +106,7 @@ impl Request {
             namespace: Namespace::default(),
             reuse: true,
             priority: 0,
+            number: None,
             client: 0,
             continues: None,
             lines: LineLimits::default(),
@@ -479,6 +483,9 @@ pub struct Speculation {
     pub ms_draft: f64,
     /// Milliseconds in the target.
     pub ms_verify: f64,
+    /// Milliseconds saved against plain decoding, negative if lost: estimated from what rounds of each
+    /// kind usually take. Rounds of which that is not known yet count as 0.
+    pub ms_saved: f64,
 }
 
 /// Whether `n` is 0; serde hands a reference over.
@@ -487,10 +494,11 @@ fn is_zero(n: &u64) -> bool {
 }
 
 impl Speculation {
-    /// The record of a stream's `stats`, drafted by `drafter` and accepted by
-    /// `accept`; `reason` says why nothing was drafted, if nothing was.
+    /// The record of a stream's `stats` with `ms_saved` milliseconds saved, drafted by `drafter` and
+    /// accepted by `accept`; `reason` says why nothing was drafted, if nothing was.
     pub(crate) fn new(
         stats: &Stats,
+        ms_saved: f64,
         drafter: Option<&str>,
         accept: Accept,
         reason: Option<String>,
@@ -531,6 +539,7 @@ impl Speculation {
             by_position: stats.by_position.iter().map(counts).collect(),
             ms_draft: ms(stats.draft),
             ms_verify: ms(stats.verify),
+            ms_saved,
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::pace::Pace;
 use crate::pages::PageSink;
 use crate::queue::{Job, Queue};
 use crate::request::{Event, FinishReason};
+use crate::steps::{StepReport, StepSink};
 use speculate::{Finish, NO_TOKEN_REASON, Speculator, Stream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -66,6 +67,7 @@ pub(crate) struct Scheduler {
     running: Vec<Running>,
     reuse: bool,
     page_sink: Option<PageSink>,
+    step_sink: Option<StepSink>,
     /// Where ended texts outlive the engine.
     disk: Option<Disk>,
     counters: Arc<Counters>,
@@ -89,6 +91,9 @@ impl Scheduler {
         if options.page_sink.is_some() {
             model.speculator.watch_pages();
         }
+        if options.step_sink.is_some() {
+            model.speculator.watch_steps();
+        }
         Scheduler {
             speculator: model.speculator,
             text: model.text,
@@ -103,6 +108,7 @@ impl Scheduler {
             running: Vec::new(),
             reuse,
             page_sink: options.page_sink,
+            step_sink: options.step_sink,
             disk,
             counters,
         }
@@ -146,7 +152,10 @@ impl Scheduler {
                 looking.round(took, due.len());
             }
             match round {
-                Ok(()) => self.deliver(),
+                Ok(()) => {
+                    self.tell_step();
+                    self.deliver();
+                }
                 Err(error) => self.fail(&error.to_string()),
             }
             if let Some(disk) = &mut self.disk {
@@ -313,6 +322,17 @@ impl Scheduler {
             (running.sink)(Event::Failed(error.to_owned()));
         }
         self.speculator.discard_all();
+    }
+
+    /// Tells what the round did, before any of its requests leaves.
+    fn tell_step(&mut self) {
+        let Some(StepSink(sink)) = &self.step_sink else {
+            return;
+        };
+        if let Some(step) = self.speculator.take_step() {
+            let requests = self.running.iter().map(|running| running.number).collect();
+            sink(StepReport { requests, step });
+        }
     }
 
     /// Tells which pages of the prefix cache came and went.

@@ -253,7 +253,7 @@ impl Generation {
     pub(crate) fn start(
         app: &Arc<App>,
         from: &Extensions,
-        request: Request,
+        mut request: Request,
         wants: Wants,
         timeout: Option<Duration>,
     ) -> Result<Self, ApiError> {
@@ -264,6 +264,7 @@ impl Generation {
             wants,
         ));
         let run = app.slots.run(&request);
+        request.number = Some(run.id);
         let inlet = Inlet {
             mailbox: mailbox.clone(),
             metrics: app.metrics.clone(),

@@ -234,6 +234,7 @@ impl Options {
             namespace: self.namespace,
             reuse: self.reuse,
             priority: self.priority,
+            number: None,
             client: 0,
             continues: None,
             lines: self.lines,

@@ -17,14 +17,15 @@
 //! is counted in `ledger.rs`.
 
 mod costs;
+mod expect;
 mod ledger;
 mod plan;
 
-pub use costs::{Longest, RoundCost};
+pub use costs::{Costs, Longest, RoundCost};
+pub use expect::{DraftInput, Expectation};
 pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
 pub use plan::{Copy, DraftLength, Guesser, Guessers, LengthInput, Plan};
 
-use costs::Costs;
 use ledger::Acceptances;
 
 /// How much of what a round taught about its own stream still counts a round later.

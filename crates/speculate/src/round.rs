@@ -85,13 +85,13 @@ impl StreamRows {
     }
 
     /// Whether they are the prompt's: if they choose a token, it is the first one.
-    fn are_prompt(&self, stream: &Stream) -> bool {
+    pub(crate) fn are_prompt(&self, stream: &Stream) -> bool {
         self.n_before + self.n_known <= stream.n_prompt
     }
 
     /// Whether they are more than a pending token and its draft: rows of the prompt, or of a text that
     /// was preempted.
-    fn is_prefill(&self, stream: &Stream) -> bool {
+    pub(crate) fn is_prefill(&self, stream: &Stream) -> bool {
         self.n_before < stream.n_prompt || self.n_known > 1
     }
 
@@ -140,6 +140,7 @@ impl Speculator {
         );
         let start = Instant::now();
         let rows = self.gather(streams, chunk)?;
+        let before = self.before_step(streams, &rows);
         let verified = self.verify(streams, &rows)?;
         self.accept_drafts(streams, &rows, &verified);
         self.collect_logprobs(streams, &rows, &verified)?;
@@ -151,6 +152,7 @@ impl Speculator {
         let longest = self.draft(streams, &rows, &verified)?;
         let draft = start.elapsed() - verify;
         self.record(streams, &rows, longest, verify, draft);
+        self.note_step(before, streams, &rows, (longest, verify, draft));
         Ok(())
     }
 
@@ -449,6 +451,7 @@ impl Speculator {
         for stream in streams.iter_mut() {
             stream.draft.clear();
             stream.draft_probs.clear();
+            stream.n_asked = 0;
         }
         let longest = self.guess(streams, rows, verified)?;
         for (stream, rows) in streams.iter_mut().zip(rows) {
@@ -490,6 +493,7 @@ impl Speculator {
             }
             stream.stats.held_back += u64::from(limits[i].is_held_back);
             let Plan { guesser, tokens } = limits[i].plan;
+            stream.n_asked = tokens;
             let limit = stream.begin_draft(tokens, stream.draft_room(context));
             stream.guesser = guesser;
             if guesser == Guesser::Ngram {

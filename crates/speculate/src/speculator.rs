@@ -7,6 +7,7 @@ use crate::length::{Guesser, Lengths};
 use crate::prompt::Prompt;
 use crate::sample::Scratch;
 use crate::saved::Restoring;
+use crate::step::Watch;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use crate::told::Told;
 use backend::{Backend, Batch, StepKey};
@@ -35,6 +36,8 @@ pub struct Speculator {
     pub(crate) embeddings: Vec<f32>,
     pub(crate) scratch: Scratch,
     pub(crate) key: StepKey,
+    /// What the last step did, if steps are watched.
+    pub(crate) watch: Watch,
 }
 
 impl Speculator {
@@ -61,6 +64,7 @@ impl Speculator {
             embeddings: Vec::new(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
+            watch: Watch::default(),
         }
     }
 

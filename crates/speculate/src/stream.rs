@@ -179,6 +179,8 @@ pub struct Stream {
     pub(crate) guesser: Guesser,
     /// Tokens of the draft that were guessed, before the first forced one.
     pub(crate) n_guessed: usize,
+    /// Tokens that the drafter was asked for, of which the draft was made.
+    pub(crate) n_asked: usize,
     /// Which tokens of the draft the constraint left no choice about; empty without one.
     pub(crate) draft_forced: Vec<bool>,
     pub(crate) finish: Option<Finish>,
@@ -249,6 +251,7 @@ impl Stream {
             ngrams: Ngrams::default(),
             guesser: Guesser::default(),
             n_guessed: 0,
+            n_asked: 0,
             draft_forced: Vec::new(),
             trace: None,
             pool: None,

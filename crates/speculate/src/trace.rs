@@ -44,6 +44,12 @@ impl Stream {
         self.trace.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
+    /// How many of the first `n` tokens of the draft the constraint left no choice about.
+    pub(crate) fn n_forced(&self, n: usize) -> usize {
+        let forced = self.draft_forced.iter().take(n);
+        forced.filter(|&&is_forced| is_forced).count()
+    }
+
     /// Notes that the tokens after the first `n_known` were written by a round that verified
     /// `n_drafted` tokens with this verdict, and that chose the first token of all if `is_first`.
     pub(crate) fn note_round(
@@ -53,10 +59,11 @@ impl Stream {
         verdict: &Verdict,
         is_first: bool,
     ) {
+        let forced = self.n_forced(n_drafted);
         let Some(trace) = &mut self.trace else {
             return;
         };
-        let is_forced = |i: usize| self.draft_forced.get(i).copied().unwrap_or(false);
+        let is_forced = |i: usize| self.draft_forced.get(i) == Some(&true);
         let source = |i| match i < verdict.n_accepted {
             true if is_forced(i) => TokenSource::Forced(i),
             true => TokenSource::Guess(i, self.guesser),
@@ -68,7 +75,7 @@ impl Stream {
                 false => self.stats.rounds + 1,
             },
             drafted: n_drafted,
-            forced: (0..n_drafted).filter(|&i| is_forced(i)).count(),
+            forced,
             accepted: verdict.n_accepted,
             sources: (0..self.tokens.len() - n_known).map(source).collect(),
         });

@@ -153,6 +153,7 @@ fn try_load(known: &Known, shared: &Shared, loading: &Loading) -> Result<Engine>
         queue: args.queue,
         reuse: !args.no_prefix_cache,
         page_sink: shared.page_sink(args, name),
+        step_sink: None,
         disk,
         tower_share: args.tower_share,
         counters: loading.counters(),

@@ -172,6 +172,7 @@ impl Scheduler {
                     speculates,
                     accept,
                     first_token: None,
+                    number: request.number.unwrap_or(rank.arrival),
                     client: request.client,
                     rank,
                     reuses,

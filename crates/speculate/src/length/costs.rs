@@ -59,7 +59,7 @@ impl Longest {
 
 /// What rounds have taken, and from it what the next ones will.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Costs {
+pub struct Costs {
     /// The target's time by octave of context, then rows.
     verify: BTreeMap<u32, Curve>,
     /// The drafter's time by octave of context and streams, then by the tokens that the head guesses.
@@ -71,7 +71,7 @@ pub(super) struct Costs {
 
 impl Costs {
     /// Takes note of what a round took.
-    pub(super) fn learn(&mut self, cost: &RoundCost) {
+    pub fn learn(&mut self, cost: &RoundCost) {
         self.rounds += 1;
         let octave = octave(cost.context);
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
@@ -91,7 +91,7 @@ impl Costs {
 
     /// Milliseconds of a round of `streams` streams without drafts, if one like it was seen of
     /// late.
-    pub(super) fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
+    pub fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
         let curve = self.verify.get(&octave(context))?;
         let fresh = |p: &Point| p.last + STALE > self.rounds;
         curve.0.range(..=streams).any(|(_, p)| fresh(p)).then(|| {
@@ -100,8 +100,13 @@ impl Costs {
         })
     }
 
+    /// Whether any round of such a context was timed.
+    pub fn has(&self, context: usize) -> bool {
+        self.verify.contains_key(&octave(context))
+    }
+
     /// Whether rounds of this kind were timed often enough to be believed.
-    pub(super) fn is_believed(
+    pub fn is_believed(
         &self,
         context: usize,
         streams: usize,
@@ -118,17 +123,22 @@ impl Costs {
     }
 
     /// Milliseconds that a round of `rows` rows usually takes, with these drafts after it.
-    pub(super) fn usual(
-        &self,
-        context: usize,
-        streams: usize,
-        rows: usize,
-        drafts: Longest,
-    ) -> f64 {
-        let octave = octave(context);
-        let verify = self.verify.get(&octave).map_or(0.0, |curve| curve.at(rows));
-        let (curve, count) = self.drafting((octave, streams), drafts);
-        verify + curve.map_or(0.0, |curve| curve.at(count))
+    pub fn usual(&self, context: usize, streams: usize, rows: usize, drafts: Longest) -> f64 {
+        self.verify_ms(context, rows) + self.draft_ms(context, streams, drafts)
+    }
+
+    /// Milliseconds that the target usually takes for `rows` rows; 0 where no round of such a
+    /// context was timed.
+    pub fn verify_ms(&self, context: usize, rows: usize) -> f64 {
+        let curve = self.verify.get(&octave(context));
+        curve.map_or(0.0, |curve| curve.at(rows))
+    }
+
+    /// Milliseconds that drafting usually takes for such drafts of `streams` streams; 0 where no round
+    /// like it was timed.
+    pub fn draft_ms(&self, context: usize, streams: usize, drafts: Longest) -> f64 {
+        let (curve, count) = self.drafting((octave(context), streams), drafts);
+        curve.map_or(0.0, |curve| curve.at(count))
     }
 
     /// The curve of the drafter's time for such drafts, and where in it they are.
@@ -140,7 +150,7 @@ impl Costs {
     }
 
     /// Milliseconds of a round with these drafts, one for each stream.
-    pub(super) fn with_drafts(&self, context: usize, plans: &[Plan]) -> f64 {
+    pub fn with_drafts(&self, context: usize, plans: &[Plan]) -> f64 {
         let rows = plans.len() + plans.iter().map(|plan| plan.tokens).sum::<usize>();
         let longest = Longest::of(plans.iter().copied());
         self.usual(context, plans.len(), rows, longest)

@@ -80,6 +80,8 @@ pub struct Ledger {
     lost: f64,
     /// Milliseconds in all.
     elapsed: f64,
+    /// Milliseconds fewer than plain rounds would have taken, over all rounds.
+    saved: f64,
     /// Whether a draft was ever verified.
     pub(super) tried: bool,
     /// Plain rounds since the last draft.
@@ -93,6 +95,18 @@ impl Ledger {
     /// decoding, as far as that is known; negative if they were fewer.
     pub fn lost_ms(&self) -> f64 {
         self.lost
+    }
+
+    /// Milliseconds that the stream's rounds took less than plain decoding would have for the same
+    /// tokens, negative if more: each round with what such a round usually takes. Rounds without
+    /// anything to compare with are left out.
+    pub fn saved_ms(&self) -> f64 {
+        self.saved
+    }
+
+    /// Milliseconds of the rounds that [`Ledger::saved_ms`] is about.
+    pub(crate) fn booked_ms(&self) -> f64 {
+        self.elapsed
     }
 
     /// Whether a draft is to be tried though it does not promise to pay: a
@@ -123,6 +137,7 @@ impl Ledger {
     /// would have brought in `plain_step` milliseconds.
     pub(super) fn enter(&mut self, ms: f64, emitted: usize, plain_step: f64) {
         self.elapsed += ms;
+        self.saved += emitted as f64 * plain_step - ms;
         // What was saved long ago does not pay for a loss now.
         let least = -2.0 * LOSS_STEPS * plain_step;
         self.lost = (self.lost + ms - emitted as f64 * plain_step).max(least);

@@ -1,0 +1,24 @@
+//! Who is told what each step did.
+
+use speculate::StepRecord;
+use std::fmt;
+use std::sync::Arc;
+
+/// What one step did, and for whom.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// The [number](crate::Request::number) of the request of each of the step's streams.
+    pub requests: Vec<u64>,
+    /// What the step did.
+    pub step: StepRecord,
+}
+
+/// Takes what each step did, in order, on the engine's thread: it must not wait.
+#[derive(Clone)]
+pub struct StepSink(pub Arc<dyn Fn(StepReport) + Send + Sync>);
+
+impl fmt::Debug for StepSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StepSink(..)")
+    }
+}
