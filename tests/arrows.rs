@@ -33,6 +33,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "weights",
         ],
     ),
+    ("trace", &["speculate"]),
     ("fetch", &[]),
     ("hub", &["fetch"]),
     ("media", &[]),
@@ -41,7 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "cli",
         &[
             "backend", "convert", "cpu", "cuda", "engine", "hub", "models", "quant", "server",
-            "text", "weights",
+            "text", "trace", "weights",
         ],
     ),
 ];

@@ -13,6 +13,7 @@
 //! | `form` | options that constrain a reply → a grammar |
 //! | `reply` | one request → text on a stream, and a line about it |
 //! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `convert`, `pull`, `doctor` | the commands |
+//! | `traced` | `--trace`: the trace of what an engine does |
 //! | `launch`, `servers` | clients that are started; which servers run |
 //! | `machine`, `gpu` | the memory of this machine, and its GPUs |
 //! | `progress`, `interrupts` | signs of life, and Ctrl-C |
@@ -58,6 +59,7 @@ mod run;
 mod serve;
 mod servers;
 mod templates;
+mod traced;
 mod usage;
 mod words;
 mod wrap;

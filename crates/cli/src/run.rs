@@ -8,6 +8,7 @@ use crate::args::{OutputArgs, RunArgs};
 use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
+use crate::traced::Traced;
 use crate::{media, model, prompt, reply, words};
 use anyhow::Result;
 use engine::{Engine, EngineOptions, FinishReason, MediaItem, ModelInfo, Request, Sampling, Text};
@@ -22,12 +23,17 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
     reply::check(&args.text)?;
     // Before a model is loaded for it.
     let form = form::read(&args.form)?;
+    let traced = Traced::create(&args.trace)?;
     let interrupts = Interrupts::of_all()?;
     let start = Instant::now();
     // Nothing is lost if loading is interrupted, and it may take long.
     let model =
         interrupts.while_idle(|| model::load(&args.model.model, &args.load, &args.draft, 1))?;
-    let engine = Engine::start(model, EngineOptions::default());
+    let options = EngineOptions {
+        step_sink: traced.sink(&model.info),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(model, options);
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     if output.verbose > 0 {
         say!(

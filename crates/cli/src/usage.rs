@@ -231,6 +231,7 @@ mod tests {
         ("stride", "perplexity", "windows"),
         ("lead", "perplexity", "windows"),
         ("texts", "perplexity", "texts scored"),
+        ("trace", "run chat serve", "a file of what each round did"),
         (
             "json",
             "run inspect bench perplexity list doctor ps",

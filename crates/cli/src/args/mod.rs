@@ -12,6 +12,7 @@
 //! | `serve`, `convert` | these commands |
 //! | `launch` | `launch`, `ps` and `stop` |
 //! | `measure` | `bench` and `perplexity` |
+//! | `trace` | commands that write a trace |
 //! | `mod` | the other commands, and verbosity |
 //!
 //! How a value is spelled is beside the flags that take it, or in `values` if several files do.
@@ -25,6 +26,7 @@ mod media;
 mod model;
 mod serve;
 mod text;
+mod trace;
 mod values;
 
 pub(crate) use convert::{Container, ConvertArgs};
@@ -36,6 +38,7 @@ pub(crate) use media::MediaArgs;
 pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
 pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ModelsArgs, ServeArgs};
 pub(crate) use text::{ChatArgs, RunArgs, TextArgs};
+pub(crate) use trace::TraceArgs;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;

@@ -4,6 +4,7 @@ use super::draft::DraftArgs;
 use super::media::MediaArgs;
 use super::model::{LoadArgs, size};
 use super::text::{SamplerArgs, seed, template_arguments};
+use super::trace::TraceArgs;
 use super::values::count;
 use clap::{Args, ValueEnum};
 use engine::SAMPLER_NUMBERS;
@@ -135,6 +136,8 @@ pub(crate) struct ServeArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
 }
 
 /// What requests mean that do not say.

@@ -3,6 +3,7 @@
 use super::draft::DraftArgs;
 use super::form::FormArgs;
 use super::model::{LoadArgs, ModelArg};
+use super::trace::TraceArgs;
 use super::values::count;
 use clap::Args;
 use serde_json::{Map, Value};
@@ -205,6 +206,8 @@ pub(crate) struct RunArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
     /// Print one JSON object: text, tokens, times and what speculation did
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -223,6 +226,8 @@ pub(crate) struct ChatArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
 }
 
 /// A seed as the API has it: any number of 64 bits, signed or not.

@@ -14,6 +14,7 @@ use crate::args::{ChatArgs, OutputArgs};
 use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
+use crate::traced::Traced;
 use crate::{is_broken_pipe, media, model, one_line, reply};
 use anyhow::{Result, anyhow, bail};
 use console::style;
@@ -54,10 +55,15 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     reply::check(&args.text)?;
     // Before a model is loaded for it.
     let form = form::read(&args.form)?;
+    let traced = Traced::create(&args.trace)?;
     let interrupts = Interrupts::of_ctrl_c()?;
-    let engine =
+    let model =
         interrupts.while_idle(|| model::load(&args.model.model, &args.load, &args.draft, 1))?;
-    let engine = Engine::start(engine, EngineOptions::default());
+    let options = EngineOptions {
+        step_sink: traced.sink(&model.info),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(model, options);
     model::check_chats(engine.text())?;
     if output.verbose > 0 {
         say!("{}", model::describe(engine.info()));

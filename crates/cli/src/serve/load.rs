@@ -2,6 +2,7 @@
 
 use super::known::Known;
 use crate::args::{Activations, Device, LoadArgs, ServeArgs};
+use crate::traced::Traced;
 use crate::{model, one_line, resolve};
 use anyhow::{Context, Result};
 use backend::Backend;
@@ -20,6 +21,8 @@ pub(super) struct Shared {
     pub(super) has_several: bool,
     /// Who publishes events about prefix caches, if somebody does.
     pub(super) publisher: Option<Publisher>,
+    /// The trace of what all models do, if one is asked for.
+    pub(super) traced: Traced,
     /// What is known of each model that was loaded, by its name.
     pub(super) described: Mutex<HashMap<String, Described>>,
     /// Threads of the CPU that loaded models compute with: two sets would wait for each other's cores.
@@ -42,11 +45,13 @@ impl Shared {
         address: SocketAddr,
         has_several: bool,
         publisher: Option<Publisher>,
+        traced: Traced,
     ) -> Self {
         Shared {
             address,
             has_several,
             publisher,
+            traced,
             described: Mutex::default(),
             processors: Mutex::default(),
         }
@@ -149,11 +154,12 @@ fn try_load(known: &Known, shared: &Shared, loading: &Loading) -> Result<Engine>
     let mut all = shared.described.lock().unwrap_or_else(lock);
     all.insert(name.clone(), described);
     drop(all);
+    let step_sink = shared.traced.sink(&model.info);
     let options = EngineOptions {
         queue: args.queue,
         reuse: !args.no_prefix_cache,
         page_sink: shared.page_sink(args, name),
-        step_sink: None,
+        step_sink,
         disk,
         tower_share: args.tower_share,
         counters: loading.counters(),

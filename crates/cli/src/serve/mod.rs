@@ -18,6 +18,7 @@ use crate::args::{
 };
 use crate::config::Layered;
 use crate::servers::{self, Server};
+use crate::traced::Traced;
 use crate::{INTERRUPTED, TERMINATED, bundled, machine, model};
 use anyhow::{Context, Result, anyhow, bail};
 use engine::{Engine, EngineOptions};
@@ -71,13 +72,19 @@ pub(crate) fn run(
     if args.dry_run {
         return dry_run(args, &known);
     }
+    let traced = Traced::create(&args.trace)?;
     let runtime = runtime()?;
     let needs_key = !config.keys.is_empty();
     // From now on clients are answered, and told how far the model is.
     let listener = runtime.block_on(socket::listen(&args.host, args.port, &config))?;
     let address = listener.local_addr().context("the port has no address")?;
     let publisher = runtime.block_on(publisher(&args.kv_events))?;
-    let shared = Arc::new(Shared::new(address, known.len() > 1, publisher));
+    let shared = Arc::new(Shared::new(
+        address,
+        known.len() > 1,
+        publisher,
+        traced.clone(),
+    ));
     let names: Vec<String> = known.iter().map(|known| known.names[0].clone()).collect();
     let specs = known.into_iter().map(|known| load::spec(known, &shared));
     let models = Models::new(specs.collect(), options(args));
@@ -120,6 +127,7 @@ pub(crate) fn run(
             () = greeting => unreachable!("it waits for ever, or for a server that ends"),
         }
     })?;
+    traced.finish();
     match served {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(ServeError::Load(reason)) => Err(anyhow!("{reason}")),

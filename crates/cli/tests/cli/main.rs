@@ -28,6 +28,7 @@ mod run;
 mod serve;
 #[cfg(unix)]
 mod servers;
+mod trace;
 
 use serde_json::Value;
 use std::fs;
