@@ -197,10 +197,11 @@ mod tests {
         ),
         (
             "draft-max",
-            "run chat serve launch inspect",
+            "run chat serve launch inspect replay",
             "the longest draft",
         ),
         ("draft-lengths", "bench", "rows of the table"),
+        ("draft-fixed", "replay", "rows of the table"),
         ("temperatures", "bench", "rows of the table"),
         ("prompts", "bench", "the classes of the table"),
         ("reps", "bench", "how often steps are timed"),
@@ -234,7 +235,7 @@ mod tests {
         ("trace", "run chat serve", "a file of what each round did"),
         (
             "json",
-            "run inspect bench perplexity list doctor ps",
+            "run inspect bench perplexity replay list doctor ps",
             "the form of stdout",
         ),
         ("models-dir", "serve", "the models that are listed"),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! engine's thread ─ StepRecord ─→ Writer ─ bounded queue ─→ thread ─→ file
-//! file ─→ Trace
+//! file ─→ Trace ─→ Replay: the same text with other draft lengths
 //! ```
 //!
 //! | room | what it does |
@@ -10,6 +10,7 @@
 //! | [`schema`] | the lines |
 //! | [`Writer`] | writes them, and never has an engine wait for a disk |
 //! | [`Trace`] | reads them, as far as a file is whole |
+//! | [`replay`] | tells what other draft lengths would have brought and taken |
 //!
 //! Deliberately absent: tokens and text, of prompts as of answers. A line has counts, times and
 //! names of drafters.
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod read;
+pub mod replay;
 pub mod schema;
 mod write;
 

@@ -12,7 +12,7 @@
 //! | `serve`, `convert` | these commands |
 //! | `launch` | `launch`, `ps` and `stop` |
 //! | `measure` | `bench` and `perplexity` |
-//! | `trace` | commands that write a trace |
+//! | `trace` | commands that write a trace, and `replay`, which reads one |
 //! | `mod` | the other commands, and verbosity |
 //!
 //! How a value is spelled is beside the flags that take it, or in `values` if several files do.
@@ -38,7 +38,7 @@ pub(crate) use media::MediaArgs;
 pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
 pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ModelsArgs, ServeArgs};
 pub(crate) use text::{ChatArgs, RunArgs, TextArgs};
-pub(crate) use trace::TraceArgs;
+pub(crate) use trace::{ReplayArgs, TraceArgs};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -110,6 +110,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Measure how well a model predicts a text
     Perplexity(Box<PerplexityArgs>),
+    /// Tell from a trace what other draft lengths would have brought
+    Replay(ReplayArgs),
     /// Write a checkpoint in another format or size
     Convert(Box<ConvertArgs>),
     /// Fetch a model, and who drafts for it, from the hub into its cache

@@ -12,6 +12,8 @@ mod runs;
 mod steps;
 mod table;
 
+pub(crate) use table::table;
+
 use crate::args::{BenchArgs, DraftArgs, OutputArgs};
 use crate::model;
 use anyhow::{Context, Result};

@@ -90,7 +90,7 @@ fn print_runs(report: &Report, aligned: bool, out: &mut impl Write) -> io::Resul
 
 /// Writes a table: aligned for people, or as Markdown for files. Columns are right-aligned
 /// except those of `left`.
-fn table(
+pub(crate) fn table(
     head: &[&str],
     left: &[usize],
     rows: &[Vec<String>],

@@ -1,6 +1,9 @@
-//! `--trace FILE`.
+//! `--trace FILE` and `paceline replay`.
 
-use crate::{PROMPT, Server, WITH_ASSISTANT, WITH_MTP, bad, folder, paceline, run_json, signal};
+use crate::{
+    PROMPT, Server, WITH_ASSISTANT, WITH_MTP, bad, folder, good, paceline, run_json, signal,
+    snapshot,
+};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Read;
@@ -150,6 +153,105 @@ fn a_server_writes_a_trace_of_all_requests() {
         .map(|stream| stream["request"].as_u64().unwrap());
     let requests: std::collections::BTreeSet<u64> = requests.collect();
     assert_eq!(requests.len(), 6, "{requests:?}");
+    let (stdout, stderr) = good(paceline(&folder, &["replay", "t.jsonl", "--json"]));
+    assert_eq!(stderr, "");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(report["models"][0]["texts"], 6);
+    let rows = report["models"][0]["rows"].as_array().unwrap();
+    let tokens = summary["emitted"].as_u64().unwrap() - 6;
+    assert!(rows.iter().all(|row| row["tokens"] == tokens), "{rows:?}");
+    let rounds = sum(&trace, is_round, |_, _| 1.0);
+    assert_eq!(rows[0]["rounds"], rounds);
+    assert_eq!(rows[1]["rounds"], tokens as f64);
+}
+
+/// The lines of a trace whose text was written with drafts of 0 to 3 tokens in turn; two of three are
+/// right as a whole.
+fn made() -> Vec<String> {
+    let mut lines = vec![
+        json!({"type": "header", "schema": "paceline-trace", "version": 1, "paceline": "0.1.0", "started": 1_700_000_000}),
+        json!({"type": "model", "model": 0, "name": "made", "drafters": ["mtp"], "draft_max": 3}),
+    ];
+    let mut context = 200;
+    for i in 0..400 {
+        let (drafted, next) = (i % 4, (i + 1) % 4);
+        let accepted = if i % 3 == 0 { drafted / 2 } else { drafted };
+        lines.push(json!({
+            "type": "round", "model": 0, "rows": 1 + drafted, "draft_asked": next,
+            "verify_ms": 20.0 + drafted as f64, "draft_ms": 1.5 * next as f64,
+            "streams": [{"request": 4, "round": i + 1, "known": 1, "context": context, "drafter": "mtp",
+                "asked": drafted, "drafted": drafted, "accepted": accepted, "emitted": accepted + 1}],
+        }));
+        context += accepted + 1;
+    }
+    lines.push(json!({"type": "summary", "rounds": 400, "lost": 0}));
+    lines.iter().map(Value::to_string).collect()
+}
+
+#[test]
+fn replay_compares_lengths() {
+    let folder = folder("replay");
+    fs::write(folder.join("t.jsonl"), made().join("\n")).unwrap();
+    let (stdout, stderr) = good(paceline(
+        &folder,
+        &["replay", "t.jsonl", "--draft-max", "4"],
+    ));
+    assert_eq!(stderr, "");
+    snapshot("replay.txt", &stdout);
+    let args = ["replay", "t.jsonl", "--draft-fixed", "2", "--json"];
+    let (stdout, _) = good(paceline(&folder, &args));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let rows = report["models"][0]["rows"].as_array().unwrap();
+    let lengths: Vec<&Value> = rows.iter().map(|row| &row["lengths"]).collect();
+    assert_eq!(lengths, ["recorded", "plain", "fixed"]);
+    assert_eq!(rows[2]["draft"], 2);
+    assert_eq!(report["trace"]["is_whole"], true);
+}
+
+#[test]
+fn replay_reads_what_is_whole_of_a_trace_and_says_what_is_not() {
+    let folder = folder("replay-broken");
+    let mut lines = made();
+    lines.truncate(300);
+    lines.push(json!({"type": "weather", "sun": true}).to_string());
+    let whole = lines.join("\n");
+    fs::write(
+        folder.join("cut.jsonl"),
+        format!("{whole}\n{}", &lines[9][..50]),
+    )
+    .unwrap();
+    let (stdout, stderr) = good(paceline(&folder, &["replay", "cut.jsonl"]));
+    assert!(stdout.starts_with("made: 1 text, "), "{stdout}");
+    assert_eq!(
+        stderr.lines().collect::<Vec<_>>(),
+        [
+            "paceline: the trace has no last line: it is still being written, or was cut off",
+            "paceline: 1 line of the trace cannot be read",
+            "paceline: 1 line of the trace is of a kind that this version does not know",
+        ]
+    );
+    let replay = |name: &str, text: &str| {
+        fs::write(folder.join(name), text).unwrap();
+        bad(paceline(&folder, &["replay", name]))
+    };
+    let newer = whole.replace("\"version\":1", "\"version\":9");
+    assert_eq!(
+        replay("newer", &newer),
+        "paceline: cannot read the trace `newer`: this is a trace of version 9, written by paceline 0.1.0; this paceline reads version 1"
+    );
+    assert_eq!(
+        replay("other", "{}\n"),
+        "paceline: cannot read the trace `other`: the first line is not the header of a trace, as `--trace FILE` writes it"
+    );
+    assert_eq!(
+        replay("none", &lines[0]),
+        "paceline: nothing to replay in `none`: it has no rounds"
+    );
+    let missing = bad(paceline(&folder, &["replay", "missing"]));
+    assert!(
+        missing.starts_with("paceline: cannot read the trace `missing`: "),
+        "{missing}"
+    );
 }
 
 #[test]
