@@ -291,13 +291,17 @@ impl Target for Gemma4 {
     }
 
     fn logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor {
-        let logits = b.matmul(hidden, &self.embed); // [n, V]
+        let logits = self.uncapped_logits(b, hidden);
         let logits = match self.config.final_logit_softcapping {
             Some(cap) => b.softcap(logits, cap),
             None => logits,
         };
         b.note(format_args!("logits"), &logits);
         logits
+    }
+
+    fn uncapped_logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor {
+        b.matmul(hidden, &self.embed) // [n, V]
     }
 }
 

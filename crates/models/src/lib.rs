@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod block_head;
 mod census;
 mod eagle3;
 mod gemma4;
@@ -20,6 +21,7 @@ mod gemma4_unified;
 mod gemma4_unified_audio;
 mod gemma4_vision;
 mod head;
+mod head_config;
 mod layers;
 mod media;
 mod outline;
@@ -28,6 +30,7 @@ mod qwen3_5_mtp;
 mod qwen3_5_vision;
 mod taps;
 
+pub use block_head::{BlockHead, BlockKind};
 pub use census::Census;
 pub use eagle3::Eagle3;
 pub use gemma4::Gemma4;
@@ -121,6 +124,11 @@ pub trait Target: Send + Sync + std::any::Any {
     /// Scores of every token after each of `hidden`'s rows: `[n, V]`.
     fn logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor;
 
+    /// [`Target::logits`] before they are bounded, where the family bounds them.
+    fn uncapped_logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor {
+        self.logits(b, hidden)
+    }
+
     /// The kinds of draft heads that this family's authors publish, inside its checkpoints or
     /// beside them, by the drafters' names.
     fn draft_heads(&self) -> &'static [&'static str] {
@@ -212,6 +220,8 @@ pub const DRAFT_HEADS: &[HeadKind] = &[
         name: "eagle3",
         architectures: eagle3::NAMES,
     },
+    BlockKind::Dflash.head(),
+    BlockKind::Dspark.head(),
 ];
 
 /// Why a model could not be made from a checkpoint.
@@ -273,6 +283,15 @@ pub enum ModelError {
          belongs to would be another"
     )]
     UnreadPart {
+        /// The tensor.
+        name: String,
+    },
+    /// The draft head has a tensor of a part that is not implemented.
+    #[error(
+        "the draft head has `{name}`, which is not supported; without it the head would guess \
+         something else"
+    )]
+    UnknownHeadTensor {
         /// The tensor.
         name: String,
     },

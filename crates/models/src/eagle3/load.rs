@@ -1,12 +1,12 @@
 //! Loading an EAGLE-3 head: which tensors a checkpoint holds, and of which shapes
 //! (`specs/eagle3.md`).
 
-use super::config::{Config, LayerConfig, check_pair, taps, unpaired};
+use super::config::{Config, check_pair, taps};
 use super::{Eagle3, Layer, NAMES};
+use crate::head_config::{LayerConfig, draft_ids, remember, unpaired};
 use crate::layers::{GatedMlp, Loader};
-use crate::{ModelError, Target, require};
+use crate::{ModelError, Target};
 use backend::{Activation, Attention, Backend, TokenList};
-use cache::{GroupPlan, MemoryPlan};
 use weights::Checkpoint;
 
 impl Eagle3 {
@@ -128,66 +128,4 @@ impl Layer {
             )?,
         })
     }
-}
-
-/// The head's memory, and how each layer attends with its place in it. Layers that
-/// see the same rows are one group.
-fn remember(config: &LayerConfig) -> Result<(MemoryPlan, Vec<(Attention, usize)>), ModelError> {
-    let mut groups: Vec<GroupPlan> = Vec::new();
-    let mut layers = Vec::new();
-    for window in config.windows()? {
-        let group = match groups.iter().position(|g| g.window == window) {
-            Some(group) => group,
-            None => {
-                groups.push(GroupPlan {
-                    window,
-                    layers: Vec::new(),
-                });
-                groups.len() - 1
-            }
-        };
-        let attention = Attention {
-            group,
-            heads: config.num_attention_heads,
-            scale: (config.head_dim() as f32).sqrt().recip(),
-            window,
-        };
-        layers.push((attention, groups[group].layers.len()));
-        groups[group]
-            .layers
-            .push((config.kv_heads(), config.head_dim()));
-    }
-    let delta = Vec::new();
-    Ok((MemoryPlan { groups, delta }, layers))
-}
-
-/// The target's token of each of `n` draft tokens: stored as what is to be added to
-/// the draft token, and told a second time by which of the target's `vocab` tokens
-/// are drafted (§2).
-fn draft_ids(
-    checkpoint: &Checkpoint,
-    n: usize,
-    vocab: usize,
-) -> Result<Option<Vec<u32>>, ModelError> {
-    require((1..=vocab).contains(&n), || {
-        format!("a draft vocabulary of {n} of {vocab} tokens")
-    })?;
-    if n == vocab && !checkpoint.has("d2t") {
-        return Ok(None);
-    }
-    let mut ids = checkpoint.integers("d2t", n)?;
-    for (i, id) in ids.iter_mut().enumerate() {
-        let token = u64::from(*id) + i as u64;
-        require(token < vocab as u64, || {
-            format!("d2t: draft token {i} is token {token} of {vocab}")
-        })?;
-        *id = token as u32;
-    }
-    if checkpoint.has("t2d") {
-        let drafted = checkpoint.integers("t2d", vocab)?;
-        let same = drafted.iter().filter(|&&d| d != 0).count() == n
-            && ids.iter().all(|&id| drafted[id as usize] != 0);
-        require(same, || "d2t and t2d name different tokens".into())?;
-    }
-    Ok(Some(ids))
 }

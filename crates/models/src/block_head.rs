@@ -1,0 +1,310 @@
+//! Block drafters: DFlash and DSpark heads, which guess a block of tokens in one step from
+//! residual rows inside the target.
+//!
+//! ```text
+//! c_p = rms([ a_1 | … | a_A ] Wfc)             tapped rows of the target, once a row
+//! K, V of a layer, row p < m = c_p Wk, c_p Wv   of the m rows that the target has
+//! x   = [ E[pending], E[mask], … ]              B rows at positions m, m + 1, …
+//! x   = x + attention(rms(x))                   K, V of the block's own rows after those of c
+//! x   = x + mlp(rms(x))
+//! z   = rms(x)
+//! logits = z Wᵀ + w1[previous token] w2ᵀ        DSpark's Markov head, sampled from the left
+//! confidence = sigmoid([ z | w1[previous token] ]·v + b)
+//! ```
+//!
+//! Rows of a block see each other, but in causal layers. Queries and keys are normed by head and
+//! turned by the target's positions. A DSpark head's row `i` guesses the token after it; a DFlash
+//! head's row `i` its own token, so that row 0, the pending token's, guesses nothing. A confidence
+//! is how likely the target keeps the guess if it has kept all before it. Embeddings and output
+//! matrix are the target's where the head has none. The head remembers `K` and `V` of `c` and of
+//! no guess: a block's rows are forgotten when it has run.
+//!
+//! Letters: `n` rows, `H` hidden size, `A` taps, `B` rows of a block, `r` Markov rank, `D` draft
+//! vocabulary. Sampling and the use of confidences are the drafter's.
+
+mod config;
+mod load;
+
+use crate::layers::GatedMlp;
+use crate::{HeadKind, HeadLogits, Scored, Target};
+use backend::{Attention, Backend, Batch, Matrix, Rope, Tensor, TokenList, math};
+use cache::{Memory, MemoryPlan};
+
+/// A kind of block drafter, by how its checkpoints name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockKind {
+    /// A block of masks, filled at once.
+    Dflash,
+    /// DFlash's layers with a Markov head and a confidence head.
+    Dspark,
+}
+
+impl BlockKind {
+    /// The kind's name, as users type it, and the architectures of its checkpoints.
+    pub const fn head(self) -> HeadKind {
+        match self {
+            BlockKind::Dflash => HeadKind {
+                name: "dflash",
+                architectures: &["DFlashDraftModel", "DFlashSpeculator"],
+            },
+            BlockKind::Dspark => HeadKind {
+                name: "dspark",
+                architectures: &[
+                    "Qwen3DSparkModel",
+                    "DSparkDraftModel",
+                    "DSparkSpeculator",
+                    load::GEMMA_LAYERS,
+                ],
+            },
+        }
+    }
+}
+
+/// One layer.
+struct Layer {
+    q: Matrix,
+    k: Matrix,
+    v: Matrix,
+    o: Matrix,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    attention: Attention,
+    /// Whether a row sees none of the block's later rows.
+    is_causal: bool,
+    /// The layer's number among those of its memory group.
+    kv: usize,
+    input_norm: Tensor,
+    post_norm: Tensor,
+    mlp: GatedMlp,
+}
+
+/// What a token has to say about the one after it: `w1: [V, r]`, `w2: [D, r]`.
+struct Markov {
+    w1: Matrix,
+    w2: Matrix,
+}
+
+/// How likely a guess stays: `proj: [1, H]`, or `[1, H + r]` with the previous token's `w1`.
+struct Confidence {
+    proj: Matrix,
+    bias: f32,
+    reads_previous: bool,
+}
+
+/// A DFlash or DSpark head, paired with its target.
+pub struct BlockHead {
+    kind: BlockKind,
+    taps: Vec<usize>,
+    fc: Matrix,
+    hidden_norm: Tensor,
+    layers: Vec<Layer>,
+    norm: Tensor,
+    /// Absent where the target's embeddings are used.
+    embed: Option<Matrix>,
+    /// The factor of the table's rows.
+    input_scale: f32,
+    /// Absent where the target's output matrix is used.
+    lm_head: Option<Matrix>,
+    /// The target's token of each draft token; the same if absent.
+    list: Option<TokenList>,
+    output_scale: f32,
+    softcap: Option<f32>,
+    markov: Option<Markov>,
+    confidence: Option<Confidence>,
+    block_rows: usize,
+    from_anchor: bool,
+    mask_token: u32,
+    rope: Rope,
+    plan: MemoryPlan,
+    eps: f32,
+}
+
+impl Layer {
+    /// Keys of `x: [n, H]`, normed and turned, and values: `[n, K e]` each.
+    fn keys_and_values(
+        &self,
+        head: &BlockHead,
+        b: &dyn Backend,
+        x: &Tensor,
+        batch: &Batch,
+    ) -> [Tensor; 2] {
+        let [k, v] = b.matmul_many(x, [&self.k, &self.v]);
+        [b.rope(head.norm(b, &k, &self.k_norm), &head.rope, batch), v]
+    }
+
+    /// `x + softmax(q·kᵀ/√e) v Wo`, then `+ mlp(rms(·))`: `[n, H]`. `causal` is the batch
+    /// in which no row sees later ones.
+    fn forward(
+        &self,
+        head: &BlockHead,
+        b: &dyn Backend,
+        x: &Tensor,
+        (batch, causal): (&Batch, &Batch),
+        memory: &mut Memory,
+    ) -> Tensor {
+        let h = head.norm(b, x, &self.input_norm);
+        let [k, v] = self.keys_and_values(head, b, &h, batch);
+        let q = head.norm(b, &b.matmul(&h, &self.q), &self.q_norm);
+        let q = b.rope(q, &head.rope, batch); // [n, h e]
+        let group = self.attention.group;
+        let kv = &mut memory.kv[group][self.kv];
+        let batch = if self.is_causal { causal } else { batch };
+        b.kv_append(kv, &k, &v, group, batch);
+        let a = b.matmul(&b.attend(&q, kv, &self.attention, batch), &self.o); // [n, H]
+        let x = b.add(a, x);
+        let m = self.mlp.forward(b, &head.norm(b, &x, &self.post_norm));
+        b.add(m, &x)
+    }
+}
+
+impl BlockHead {
+    fn norm(&self, b: &dyn Backend, x: &Tensor, weight: &Tensor) -> Tensor {
+        b.rms_norm(x, Some(weight), weight.cols(), self.eps)
+    }
+
+    /// Which kind of head it is.
+    pub fn kind(&self) -> BlockKind {
+        self.kind
+    }
+
+    /// The layers whose entering rows it reads ([`crate::Taps`]).
+    pub fn taps(&self) -> &[usize] {
+        &self.taps
+    }
+
+    /// What the head remembers of each of the target's rows.
+    pub fn plan(&self) -> MemoryPlan {
+        self.plan.clone()
+    }
+
+    /// Rows of a block: B.
+    pub fn block_rows(&self) -> usize {
+        self.block_rows
+    }
+
+    /// The row of a block that guesses the first token: 0, or 1 where a row guesses its own.
+    pub fn first_guess(&self) -> usize {
+        usize::from(!self.from_anchor)
+    }
+
+    /// The token that stands for those to be guessed.
+    pub fn mask_token(&self) -> u32 {
+        self.mask_token
+    }
+
+    /// Values of a feature: H.
+    pub fn feature_cols(&self) -> usize {
+        self.fc.rows
+    }
+
+    /// Features `c` of the target's rows `rows`, in order, from the `taps` of a step: `[n, H]`.
+    pub fn features(&self, b: &dyn Backend, taps: &[Tensor], rows: &[usize]) -> Tensor {
+        let mut each = taps.iter().map(|tap| b.gather(tap, rows));
+        let first = each.next().expect("a head has taps");
+        let all = each.fold(first, |all, row| b.concat(&all, &row)); // [n, A H]
+        let c = self.norm(b, &b.matmul(&all, &self.fc), &self.hidden_norm);
+        b.note(format_args!("draft.feature"), &c);
+        c
+    }
+
+    /// Remembers rows of `features: [n, H]` as the rows of `batch`.
+    pub fn remember(&self, b: &dyn Backend, features: &Tensor, batch: &Batch, memory: &mut Memory) {
+        for layer in &self.layers {
+            let [k, v] = layer.keys_and_values(self, b, features, batch);
+            let group = layer.attention.group;
+            b.kv_append(&mut memory.kv[group][layer.kv], &k, &v, group, batch);
+        }
+    }
+
+    /// Runs the blocks of `batch`, whose tokens are a pending one and masks, and of which each
+    /// row sees the whole block: `z: [n, H]`.
+    pub fn forward(
+        &self,
+        b: &dyn Backend,
+        target: &dyn Target,
+        batch: &Batch,
+        memory: &mut Memory,
+    ) -> Tensor {
+        let mut x = match &self.embed {
+            Some(table) => b.embed(table, &batch.tokens, self.input_scale),
+            None => {
+                let x = target.embed(b, &batch.tokens);
+                let factor = self.input_scale / target.embed_scale();
+                if factor == 1.0 { x } else { b.scale(x, factor) }
+            }
+        }; // [n, H]
+        let causal = (batch.rows_ahead() > 0).then(|| batch.causal());
+        let causal = causal.as_ref().unwrap_or(batch);
+        for (i, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(self, b, &x, (batch, causal), memory);
+            b.note(format_args!("draft.layers.{i}.out"), &x);
+        }
+        let z = self.norm(b, &x, &self.norm);
+        b.note(format_args!("draft.hidden"), &z);
+        z
+    }
+
+    /// The tokens that [`BlockHead::logits`] scores, if not all.
+    pub fn list(&self) -> Option<&TokenList> {
+        self.list.as_ref()
+    }
+
+    /// Scores of what each row of `z: [n, H]` guesses, without what the token before says.
+    pub fn logits(&self, b: &dyn Backend, target: &dyn Target, z: &Tensor) -> Tensor {
+        let logits = match &self.lm_head {
+            Some(lm_head) => b.matmul(z, lm_head),
+            None => target.uncapped_logits(b, z),
+        }; // [n, D]
+        let logits = match self.output_scale {
+            1.0 => logits,
+            factor => b.scale(logits, factor),
+        };
+        let logits = match self.softcap {
+            Some(cap) => b.softcap(logits, cap),
+            None => logits,
+        };
+        b.note(format_args!("draft.logits"), &logits);
+        logits
+    }
+
+    /// `logits: [n, D]` with what each of the tokens `previous` says about the one after it.
+    pub fn after(&self, b: &dyn Backend, logits: Tensor, previous: &[u32]) -> HeadLogits<'_> {
+        let logits = match &self.markov {
+            Some(Markov { w1, w2 }) => {
+                let e = b.embed(w1, previous, 1.0); // [n, r]
+                b.add(b.matmul(&e, w2), &logits)
+            }
+            None => logits,
+        };
+        b.note(format_args!("draft.after"), &logits);
+        HeadLogits {
+            logits,
+            scored: self.list.as_ref().map_or(Scored::All, Scored::Same),
+        }
+    }
+
+    /// Whether the head says how likely its guesses stay.
+    pub fn has_confidences(&self) -> bool {
+        self.confidence.is_some()
+    }
+
+    /// How likely the target keeps what each row of `z: [n, H]` guesses after the tokens
+    /// `previous`, if it keeps those.
+    ///
+    /// # Panics
+    ///
+    /// If the head [does not say](BlockHead::has_confidences).
+    pub fn confidences(&self, b: &dyn Backend, z: &Tensor, previous: &[u32]) -> Vec<f32> {
+        let head = self.confidence.as_ref().expect("a confidence head");
+        let scores = match &self.markov {
+            Some(markov) if head.reads_previous => {
+                let e = b.embed(&markov.w1, previous, 1.0); // [n, r]
+                b.matmul(&b.concat(z, &e), &head.proj)
+            }
+            _ => b.matmul(z, &head.proj),
+        }; // [n, 1]
+        let scores = b.download(&scores);
+        let confidences = scores.iter().map(|x| math::sigmoid(x + head.bias));
+        confidences.collect()
+    }
+}

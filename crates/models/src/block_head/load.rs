@@ -1,0 +1,184 @@
+//! Loading a block drafter: which tensors a checkpoint holds, and of which shapes.
+
+use super::config::Config;
+use super::{BlockHead, BlockKind, Confidence, Layer, Markov};
+use crate::census;
+use crate::head_config::{LayerConfig, check_target, draft_ids, remember, unpaired};
+use crate::layers::{GatedMlp, Loader};
+use crate::{ModelError, Target};
+use backend::{Activation, Attention, Backend, TokenList};
+use weights::Checkpoint;
+
+/// The architecture of heads of Gemma 4's layers, which are not implemented.
+pub(super) const GEMMA_LAYERS: &str = "Gemma4DSparkModel";
+
+/// Tensors of training that a draft does without: copies of the target's, and which of the
+/// target's tokens are drafted, which `d2t` says, too.
+const UNREAD: &[&str] = &["t2d", "verifier_lm_head.weight", "verifier_norm.weight"];
+
+impl BlockHead {
+    /// Loads the head of `checkpoint`, a `kind` of block drafter, for `target`.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Unpaired`] if it was made for another target,
+    /// [`ModelError::UnknownHeadTensor`] if it has a tensor that is not implemented, else as
+    /// [`crate::load_target`].
+    pub fn load(
+        b: &dyn Backend,
+        checkpoint: &Checkpoint,
+        target: &dyn Target,
+        kind: BlockKind,
+    ) -> Result<Self, ModelError> {
+        check_kind(checkpoint.architecture()?, kind)?;
+        let (config, layer) = Config::read(checkpoint)?;
+        let width = config.target_hidden_size.unwrap_or(layer.hidden_size);
+        let (vocab, named) = (layer.vocab_size, config.speculators_config.as_ref());
+        check_target(width, vocab, named, target)?;
+        let taps = config.taps(target)?;
+        let load = Loader::new(b, checkpoint);
+        let hidden = layer.hidden_size;
+        let [has_embed, has_output] =
+            ["embed_tokens", "lm_head"].map(|name| checkpoint.has(&load.name_of(name)));
+        if hidden != width && !(has_embed && has_output) {
+            let what = "hidden size, without embeddings and output matrix of its own,";
+            return Err(unpaired(what, hidden, width));
+        }
+        let (plan, attention) = remember(&layer)?;
+        let layers = attention.into_iter().enumerate().map(|(i, attention)| {
+            let is_causal = config.is_causal(attention.0.window.is_some());
+            Layer::load(&load.at("layers").at(i), &layer, attention, is_causal)
+        });
+        let n_draft = config.draft_vocab_size.unwrap_or(vocab);
+        let ids = draft_ids(checkpoint, n_draft, vocab)?;
+        let optional = |is: bool, name: &str, rows: usize| {
+            let matrix = is.then(|| load.matrix(name, rows, hidden));
+            matrix.transpose()
+        };
+        let head = BlockHead {
+            kind,
+            fc: load.matrix("fc", hidden, taps.len() * width)?,
+            hidden_norm: load.vector("hidden_norm", hidden)?,
+            layers: layers.collect::<Result<_, _>>()?,
+            norm: load.vector("norm", hidden)?,
+            embed: optional(has_embed, "embed_tokens", vocab)?,
+            input_scale: config.input_embedding_scale.unwrap_or(1.0),
+            // A draft vocabulary of its own has scores of its own.
+            lm_head: optional(has_output || ids.is_some(), "lm_head", n_draft)?,
+            list: ids.map(|ids| TokenList::new(b, ids)),
+            output_scale: config.output_multiplier.unwrap_or(1.0),
+            softcap: config.final_logit_softcapping,
+            markov: Markov::load(&load.at("markov_head"), &config, vocab, n_draft)?,
+            confidence: Confidence::load(&load.at("confidence_head"), &config, hidden)?,
+            block_rows: config.block_size,
+            from_anchor: config
+                .sample_from_anchor
+                .unwrap_or(kind == BlockKind::Dspark),
+            mask_token: config.mask_token(vocab)?,
+            rope: layer.rope()?,
+            plan,
+            eps: layer.rms_norm_eps,
+            taps,
+        };
+        census::all_parts_read(checkpoint, "")?;
+        all_known(checkpoint)?;
+        Ok(head)
+    }
+}
+
+/// An error unless heads of architecture `found` are of `kind`, and of layers that are
+/// implemented.
+fn check_kind(found: &str, kind: BlockKind) -> Result<(), ModelError> {
+    let known = kind.head();
+    if !known.architectures.contains(&found) {
+        let (name, all) = (known.name, known.architectures.join(", "));
+        return Err(ModelError::MissingHead(format!(
+            "architecture `{found}` is no {name} head; known are {all}"
+        )));
+    }
+    if found == GEMMA_LAYERS {
+        let feature = format!("a DSpark head of Gemma 4's layers (`{found}`)");
+        return Err(ModelError::Unsupported { feature });
+    }
+    Ok(())
+}
+
+/// An error if a tensor was left unread that would change what is guessed.
+fn all_known(checkpoint: &Checkpoint) -> Result<(), ModelError> {
+    let mut unread = checkpoint.unused().into_iter();
+    match unread.find(|name| !UNREAD.contains(&name.as_str())) {
+        Some(name) => Err(ModelError::UnknownHeadTensor { name }),
+        None => Ok(()),
+    }
+}
+
+impl Layer {
+    fn load(
+        at: &Loader<'_>,
+        config: &LayerConfig,
+        (attention, kv): (Attention, usize),
+        is_causal: bool,
+    ) -> Result<Self, ModelError> {
+        let (hidden, e) = (config.hidden_size, config.head_dim());
+        let (q_out, kv_out) = (config.num_attention_heads * e, config.kv_heads() * e);
+        let own = at.at("self_attn");
+        Ok(Layer {
+            q: own.matrix("q_proj", q_out, hidden)?,
+            k: own.matrix("k_proj", kv_out, hidden)?,
+            v: own.matrix("v_proj", kv_out, hidden)?,
+            o: own.matrix("o_proj", hidden, q_out)?,
+            q_norm: own.vector("q_norm", e)?,
+            k_norm: own.vector("k_norm", e)?,
+            attention,
+            is_causal,
+            kv,
+            input_norm: at.vector("input_layernorm", hidden)?,
+            post_norm: at.vector("post_attention_layernorm", hidden)?,
+            mlp: GatedMlp::load(
+                &at.at("mlp"),
+                hidden,
+                config.intermediate_size,
+                Activation::Silu,
+            )?,
+        })
+    }
+}
+
+impl Markov {
+    /// The head at `at`, where `config` has one.
+    fn load(
+        at: &Loader<'_>,
+        config: &Config,
+        vocab: usize,
+        n_draft: usize,
+    ) -> Result<Option<Self>, ModelError> {
+        let rank = config.markov_rank;
+        if rank == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Markov {
+            w1: at.matrix("markov_w1", vocab, rank)?,
+            w2: at.matrix("markov_w2", n_draft, rank)?,
+        }))
+    }
+}
+
+impl Confidence {
+    /// The head at `at`, where `config` has one.
+    fn load(at: &Loader<'_>, config: &Config, hidden: usize) -> Result<Option<Self>, ModelError> {
+        if !config.enable_confidence_head {
+            return Ok(None);
+        }
+        let reads_previous = config.confidence_head_with_markov;
+        let previous = if reads_previous {
+            config.markov_rank
+        } else {
+            0
+        };
+        Ok(Some(Confidence {
+            proj: at.matrix("proj", 1, hidden + previous)?,
+            bias: at.bare("proj.bias", 1)?[0],
+            reads_previous,
+        }))
+    }
+}
