@@ -3,25 +3,19 @@
 //! The head has keys and values of its own, a row for each of the target's. Rows
 //! built from the target's true rows stay; the chain's rows are forgotten as soon as
 //! the draft is made, and rebuilt from true rows if their tokens are accepted. So
-//! the head's memory never holds a guess.
-//!
-//! Where no stream wants a draft, true rows wait, as features, and are built some at a
-//! time: a step of the head reads all its weights, however few rows it has.
+//! the head's memory never holds a guess. Where no stream wants a draft, true rows wait, as
+//! features.
 
-use super::coverage::{self, Coverage};
+use super::head_state::{self, HeadState, leave_unread, lock, may_wait, push, with_unread};
 use super::{
-    DraftRequest, DraftState, Drafter, Restored, SavedDraft, Stretch, TargetView, newest, shortest,
-    wanting,
+    DraftRequest, DraftState, Drafter, Restored, SavedDraft, Stretch, TargetView, coverage, newest,
+    shortest, wanting,
 };
 use crate::sample::Scratch;
-use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
-use cache::{Memory, MemoryFull, Piece, Sequence};
+use backend::{Backend, Batch, StepKey, Tensor};
+use cache::{Memory, MemoryFull};
 use models::ChainedHead;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Rows of a stream that wait to be read, at most: no more than a draft leaves, so that
-/// reading them holds up a draft by little and takes no step of a new size.
-const UNREAD_MAX: usize = MAX_TENTATIVE;
+use std::sync::{Arc, Mutex};
 
 /// The drafter of a [`ChainedHead`].
 pub struct Chained<H> {
@@ -29,18 +23,6 @@ pub struct Chained<H> {
     memory: Arc<Mutex<Memory>>,
     scratch: Scratch,
     key: StepKey,
-}
-
-/// What a chained head remembers of a text: its own keys and values of the rows that it has
-/// read, and the features of rows that wait.
-struct ChainedState {
-    /// The head's memory, which all of its states share.
-    memory: Arc<Mutex<Memory>>,
-    sequence: Sequence,
-    /// Features of the rows that follow those of `sequence`: `[n_unread, F]`.
-    unread: Vec<f32>,
-    n_unread: usize,
-    coverage: Coverage,
 }
 
 impl<H: ChainedHead> Chained<H> {
@@ -69,7 +51,7 @@ impl<H: ChainedHead> Chained<H> {
         let mut embeddings = Vec::new();
         for request in requests {
             let (len, tokens) = (request.sequence.len(), request.tokens);
-            let state = request.state.of::<ChainedState>();
+            let state = request.state.of::<HeadState>();
             let (read, first) = (state.sequence.len() + 1..len + 1, batch.n_rows());
             let n = read.len();
             push(
@@ -115,7 +97,7 @@ impl<H: ChainedHead> Chained<H> {
             for batch in batches.iter_mut().skip(usize::from(n == 0)) {
                 for &r in &active {
                     let newest = newest(&drafts[r]).unwrap_or(0);
-                    let state = requests[r].state.of::<ChainedState>();
+                    let state = requests[r].state.of::<HeadState>();
                     let (token, first) = (state.sequence.len() + 1, batch.n_rows());
                     push(memory, batch, &mut state.sequence, &[newest], 0);
                     let (spans, follows) = (requests[r].spans, self.head.follows_grid());
@@ -163,36 +145,19 @@ impl<H: ChainedHead> Drafter for Chained<H> {
     }
 
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
-        let sequence = lock(&self.memory).open()?;
-        Ok(Box::new(ChainedState::new(&self.memory, sequence)))
+        Ok(Box::new(HeadState::open(&self.memory)?))
     }
 
     fn fits(&self, saved: Option<&SavedDraft>, n_pieces: usize) -> bool {
-        saved.is_some_and(|saved| {
-            let values = saved.n_unread.checked_mul(self.head.feature_cols());
-            saved.n_unread <= UNREAD_MAX
-                && values == Some(saved.unread.len())
-                && lock(&self.memory).fits(&saved.outline, n_pieces)
-        })
+        head_state::fits(&self.memory, self.head.feature_cols(), saved, n_pieces)
     }
 
     fn restorable(&self, saved: Option<&SavedDraft>, rows: usize) -> usize {
-        let memory = lock(&self.memory);
-        saved.map_or(0, |saved| {
-            let forkable = |rows| memory.restorable(&saved.outline, rows);
-            learned(rows, (saved.outline.rows, saved.n_unread), forkable)
-        })
+        head_state::restorable(&self.memory, saved, rows)
     }
 
     fn restore(&self, saved: Option<&SavedDraft>, rows: usize) -> Result<Restored, MemoryFull> {
-        let none = SavedDraft::default();
-        let saved = saved.unwrap_or(&none);
-        let read = rows.min(saved.outline.rows);
-        let (sequence, pieces) = lock(&self.memory).restore(&saved.outline, read)?;
-        let mut state = ChainedState::new(&self.memory, sequence);
-        state.n_unread = rows - read;
-        state.unread = saved.unread[..state.n_unread * self.head.feature_cols()].to_vec();
-        Ok((Box::new(state), pieces))
+        head_state::restore(&self.memory, self.head.feature_cols(), saved, rows)
     }
 
     fn n_free_pages(&self) -> usize {
@@ -207,7 +172,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
     ) -> Vec<Vec<u32>> {
         let b = target.b;
         let is_listed = coverage::is_enough(self.head.shortlist(), requests, |state| {
-            &mut state.of::<ChainedState>().coverage
+            &mut state.of::<HeadState>().coverage
         });
         let rows: Vec<usize> = requests.iter().flat_map(|r| r.kept.clone()).collect();
         let features = self.head.features(b, hidden, target.taps, &rows);
@@ -221,165 +186,15 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         let read = self.read(target, &mut memory, &features, requests);
         let drafts = self.chain(target, &mut memory, read, is_listed, requests);
         for request in requests {
-            let state = request.state.of::<ChainedState>();
+            let state = request.state.of::<HeadState>();
             memory.truncate(&mut state.sequence, request.sequence.len());
         }
         drafts
     }
 }
 
-impl ChainedState {
-    fn new(memory: &Arc<Mutex<Memory>>, sequence: Sequence) -> Self {
-        ChainedState {
-            memory: memory.clone(),
-            sequence,
-            unread: Vec::new(),
-            n_unread: 0,
-            coverage: Coverage::default(),
-        }
-    }
-
-    /// Values of the features of a row that waits; 0 if none does.
-    fn width(&self) -> usize {
-        self.unread.len().checked_div(self.n_unread).unwrap_or(0)
-    }
-
-    /// The head's memory, locked, and the sequence in it that belongs to this state.
-    fn own(&self) -> (MutexGuard<'_, Memory>, &Sequence) {
-        (lock(&self.memory), &self.sequence)
-    }
-}
-
-/// The most rows, `rows` at most, with which a state can begin after one of which `read` rows are in
-/// the head's memory, where `forkable` says as much of these, and `n_unread` wait after them.
-fn learned(
-    rows: usize,
-    (read, n_unread): (usize, usize),
-    forkable: impl Fn(usize) -> usize,
-) -> usize {
-    if rows > read && forkable(read) == read {
-        return rows.min(read + n_unread);
-    }
-    forkable(rows)
-}
-
-impl DraftState for ChainedState {
-    fn keep(&mut self) {
-        lock(&self.memory).keep(&mut self.sequence);
-    }
-
-    fn cut(&mut self, rows: usize) {
-        let n_unread = rows.saturating_sub(self.sequence.len()).min(self.n_unread);
-        self.unread.truncate(n_unread * self.width());
-        self.n_unread = n_unread;
-        lock(&self.memory).cut(&mut self.sequence, rows);
-    }
-
-    fn lacking_pages(&self, rows: usize) -> usize {
-        self.sequence.lacking_pages(rows)
-    }
-
-    fn forkable(&self, rows: usize) -> usize {
-        let (memory, sequence) = self.own();
-        let forkable = |rows| memory.forkable(sequence, rows);
-        learned(rows, (sequence.len(), self.n_unread), forkable)
-    }
-
-    fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull> {
-        let read = rows.min(self.sequence.len());
-        let sequence = lock(&self.memory).fork(backend, &self.sequence, read)?;
-        let mut fork = ChainedState::new(&self.memory, sequence);
-        fork.n_unread = rows - read;
-        fork.unread = self.unread[..fork.n_unread * self.width()].to_vec();
-        Ok(Box::new(fork))
-    }
-
-    fn saved(&self) -> Option<(SavedDraft, Vec<Piece>)> {
-        let (memory, sequence) = self.own();
-        let (outline, pieces) = memory.outline(sequence);
-        let (n_unread, unread) = (self.n_unread, self.unread.clone());
-        let saved = SavedDraft {
-            outline,
-            n_unread,
-            unread,
-        };
-        Some((saved, pieces))
-    }
-
-    fn has_all_of(&self, saved: &SavedDraft) -> bool {
-        let (memory, sequence) = self.own();
-        memory.has_all_of(sequence, &saved.outline) && self.n_unread == saved.n_unread
-    }
-
-    fn save_piece(&self, backend: &dyn Backend, piece: Piece) -> Vec<u8> {
-        lock(&self.memory).save_piece(backend, piece)
-    }
-
-    fn load_piece(&mut self, backend: &dyn Backend, piece: Piece, bytes: &[u8]) -> bool {
-        lock(&self.memory).load_piece(backend, piece, bytes)
-    }
-}
-
-/// A head's memory. A panic elsewhere leaves it whole: sequences are changed in one go.
-fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
-    memory.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The embeddings of the media rows of `batch`, if it has any.
 pub(crate) fn media(b: &dyn Backend, batch: &Batch, embeddings: &[f32]) -> Option<Tensor> {
     let n = batch.media.len();
     (n > 0).then(|| b.upload(n, embeddings.len() / n, embeddings))
-}
-
-/// Adds rows for `tokens` to `sequence` and `batch`.
-fn push(
-    memory: &mut Memory,
-    batch: &mut Batch,
-    sequence: &mut Sequence,
-    tokens: &[u32],
-    certain: usize,
-) {
-    let pushed = memory.push(batch, sequence, tokens, certain);
-    pushed.expect("the head's memory is as large as the target's");
-}
-
-/// Whether the round's rows of `request` can wait until a draft is wanted.
-fn may_wait(request: &mut DraftRequest<'_>) -> bool {
-    let n_unread = request.state.of::<ChainedState>().n_unread;
-    request.limit == 0 && n_unread + request.kept.len() <= UNREAD_MAX
-}
-
-/// Keeps the features of the round's rows, which are in the order of `requests`.
-fn leave_unread(b: &dyn Backend, features: &Tensor, requests: &mut [DraftRequest<'_>]) {
-    let values = b.download(features);
-    let mut rest = &values[..];
-    for request in requests {
-        let (own, others) = rest.split_at(request.kept.len() * features.cols());
-        let state = request.state.of::<ChainedState>();
-        state.unread.extend_from_slice(own);
-        state.n_unread += request.kept.len();
-        rest = others;
-    }
-}
-
-/// The features of all rows that the head has not read, in the order of `requests`; those
-/// of the round's rows are `features`.
-fn with_unread(b: &dyn Backend, features: Tensor, requests: &mut [DraftRequest<'_>]) -> Tensor {
-    let waits = |r: &mut DraftRequest<'_>| r.state.of::<ChainedState>().n_unread > 0;
-    if !requests.iter_mut().any(waits) {
-        return features;
-    }
-    let cols = features.cols();
-    let new = b.download(&features);
-    let mut rest = &new[..];
-    let mut values = Vec::new();
-    for request in requests {
-        let (own, others) = rest.split_at(request.kept.len() * cols);
-        let state = request.state.of::<ChainedState>();
-        values.append(&mut state.unread);
-        state.n_unread = 0;
-        values.extend_from_slice(own);
-        rest = others;
-    }
-    b.upload(values.len() / cols, cols, &values)
 }

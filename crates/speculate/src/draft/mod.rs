@@ -8,15 +8,18 @@
 //! that [`Drafter::state`] makes and each [`DraftRequest`] brings along.
 
 mod assistant;
+mod block;
 mod chained;
 mod coverage;
 mod forced;
+mod head_state;
 mod ngram;
 mod ngram_index;
 mod state;
 mod stretch;
 
 pub use assistant::Assistant;
+pub use block::Block;
 pub use chained::Chained;
 pub(crate) use chained::media;
 pub use forced::Forced;

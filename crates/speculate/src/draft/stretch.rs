@@ -111,7 +111,7 @@ impl Stretch<'_> {
 
 /// Chooses the next draft token of each of `active` with the noise the target
 /// will use, and remembers it. Row `i` of `scored` belongs to request `active[i]`.
-fn choose(
+pub(super) fn choose(
     b: &dyn Backend,
     scored: HeadLogits<'_>,
     active: &[usize],
@@ -199,7 +199,7 @@ fn choose(
 
 /// Takes the next token of each of `active` from those that are given; `false`, and nothing
 /// changes, if one has to be guessed.
-fn take_given(
+pub(super) fn take_given(
     active: &[usize],
     requests: &mut [DraftRequest<'_>],
     drafts: &mut [Vec<u32>],
@@ -219,7 +219,11 @@ fn take_given(
 }
 
 /// Puts the given tokens of `active` in place of what was just guessed.
-fn replace_given(active: &[usize], requests: &mut [DraftRequest<'_>], drafts: &mut [Vec<u32>]) {
+pub(super) fn replace_given(
+    active: &[usize],
+    requests: &mut [DraftRequest<'_>],
+    drafts: &mut [Vec<u32>],
+) {
     for &r in active {
         let given = requests[r].given.get(drafts[r].len() - 1).copied();
         let (Some(token), Some(last)) = (given, drafts[r].last_mut()) else {
