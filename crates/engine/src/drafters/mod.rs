@@ -5,6 +5,7 @@
 //! folder; the n-grams of each text need none, and guess beside the head that is found.
 
 mod assistant;
+mod block;
 mod eagle3;
 mod mtp;
 pub(crate) mod pairing;
@@ -19,7 +20,13 @@ use speculate::draft::{NGRAM, NGRAM_HELP};
 use std::str::FromStr;
 
 /// Every drafter with a draft head, in the order in which they are looked for.
-const HEADS: &[HeadDrafter] = &[mtp::KIND, assistant::KIND, eagle3::KIND];
+const HEADS: &[HeadDrafter] = &[
+    mtp::KIND,
+    assistant::KIND,
+    eagle3::KIND,
+    block::DFLASH,
+    block::DSPARK,
+];
 
 /// The head that a checkpoint holds whose architecture is no draft head's: one inside a target's.
 const INSIDE: &HeadDrafter = &HEADS[0];
@@ -339,7 +346,7 @@ mod tests {
             "+ngram",
         ] {
             let error = read(wrong).err().unwrap_or_else(|| panic!("{wrong}"));
-            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, ngram; +ngram may follow a head";
+            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, dflash:PATH, dspark:PATH, ngram; +ngram may follow a head";
             assert!(error.ends_with(known), "{error}");
         }
     }

@@ -129,20 +129,26 @@ impl Pairing<'_> {
         census: Option<Census>,
         found: FoundHead,
     ) -> Result<Found, TooLarge> {
-        let plan = head.plan();
+        let shortlist = head.shortlist().map(|list| list.ids().len());
+        let memory = self.head_memory(head.plan())?;
+        let plan = Some(memory.plan().clone());
+        let drafter = Box::new(Chained::new(head, memory));
+        let vocab_size = self.target.vocab_size();
+        Ok(Found {
+            plan,
+            ..Found::head(drafter, found, census, shortlist, vocab_size)
+        })
+    }
+
+    /// A draft head's own memory, if it fits beside the target's.
+    pub(crate) fn head_memory(&self, plan: MemoryPlan) -> Result<Memory, TooLarge> {
         self.budget
             .check(&[self.target.plan(), plan.clone()], &self.size)?;
-        let shortlist = head.shortlist().map(|list| list.ids().len());
         let size = MemorySize {
             kv_format: self.size.kv_format.of_draft_head(),
             ..self.size
         };
-        let memory = Memory::new(self.b, plan.clone(), size);
-        let drafter = Box::new(Chained::new(head, memory));
-        Ok(Found {
-            plan: Some(plan),
-            ..Found::head(drafter, found, census, shortlist, self.target.vocab_size())
-        })
+        Ok(Memory::new(self.b, plan, size))
     }
 
     /// Opens a head's own checkpoint, whose weights are where the target's are.
