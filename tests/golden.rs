@@ -12,6 +12,8 @@ use std::sync::Arc;
 use suites::{Recorder, repository};
 use weights::Checkpoint;
 
+#[path = "golden/blocks.rs"]
+mod blocks;
 #[path = "golden/sounds.rs"]
 mod sounds;
 #[path = "golden/towers.rs"]

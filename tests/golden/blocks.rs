@@ -1,0 +1,200 @@
+//! Block drafters against the public implementations of z-lab, DeepSpec and speculators: a seeded
+//! head in each layout (`tests/golden/blocks.py`), and what becomes of files that are not as they
+//! should be.
+
+use super::{BACKENDS, Golden, size};
+use backend::{Backend, Batch, Ops, Reference, Sample, Store};
+use cache::Memory;
+use models::{BlockHead, BlockKind, Target, load_target};
+use serde_json::json;
+use suites::blocks::{SeededBlock, uniform};
+use suites::{Recorder, golden, repository};
+
+/// Rows of the target before the block, and the pending token.
+const ROWS: usize = 12;
+const PENDING: u32 = 21;
+
+/// `z` of the block after [`ROWS`] rows of seeded taps, which are remembered `chunk` at a time; each
+/// of the block's rows sees `ahead` rows beyond its own, at most.
+fn block(
+    b: &dyn Backend,
+    head: &BlockHead,
+    target: &dyn Target,
+    chunk: usize,
+    ahead: u32,
+) -> backend::Tensor {
+    let width = target.hidden_size();
+    let taps: Vec<_> = (0..head.taps().len())
+        .map(|i| b.upload(ROWS, width, &uniform(&format!("tap.{i}"), ROWS * width)))
+        .collect();
+    let mut memory = Memory::new(b, head.plan(), size());
+    let mut sequence = memory.open().unwrap();
+    let rows: Vec<usize> = (0..ROWS).collect();
+    for rows in rows.chunks(chunk) {
+        let mut batch = Batch::default();
+        let tokens = vec![0; rows.len()];
+        memory
+            .push(&mut batch, &mut sequence, &tokens, rows.len())
+            .unwrap();
+        let features = head.features(b, &taps, rows);
+        head.remember(b, &features, &batch, &mut memory);
+    }
+    let mut tokens = vec![head.mask_token(); head.block_rows()];
+    tokens[0] = PENDING;
+    let mut batch = Batch::default();
+    memory.push(&mut batch, &mut sequence, &tokens, 0).unwrap();
+    let end = sequence.len() as u32;
+    for row in &mut batch.rows {
+        row.sees.end = end.min(row.sees.end + ahead);
+    }
+    head.forward(b, target, &batch, &mut memory)
+}
+
+#[test]
+fn block_drafters_agree_with_the_public_implementations() {
+    let want = Golden::open(&repository("tests/golden/outputs/blocks.safetensors"));
+    for new in BACKENDS {
+        for name in ["dflash", "deepspec", "speculators"] {
+            let b = Recorder::new(new());
+            let seeded = SeededBlock::new(name);
+            let target = load_target(&b, &golden(&seeded.target)).unwrap();
+            let head = BlockHead::load(&b, &seeded.checkpoint(), &*target, seeded.kind).unwrap();
+            let of = |what: &str| format!("{name}.{what}");
+            for chunk in [ROWS, 5] {
+                let z = block(&b, &head, &*target, chunk, u32::MAX / 2);
+                want.assert_close(name, &of("hidden"), &b.download(&z));
+                let tokens = &want.integers[&of("tokens")];
+                let first = head.first_guess();
+                assert_eq!(tokens.len() + first, head.block_rows());
+                let guessing: Vec<usize> = (first..head.block_rows()).collect();
+                let z = b.gather(&z, &guessing);
+                let logits = head.logits(&b, &*target, &z);
+                let (mut after, mut confidences, mut previous) = (vec![], vec![], PENDING);
+                for (i, &token) in tokens.iter().enumerate() {
+                    let scored = head.after(&b, b.gather(&logits, &[i]), &[previous]);
+                    if head.has_confidences() {
+                        confidences.extend(head.confidences(&b, &b.gather(&z, &[i]), &[previous]));
+                    }
+                    let best = b.argmax(&scored.logits)[0];
+                    previous = scored.scored.ids(0).map_or(best, |ids| ids[best as usize]);
+                    assert_eq!(previous, token, "{name}: guess {i}");
+                    after.extend_from_slice(&b.download(&scored.logits));
+                }
+                want.assert_close(name, &of("after"), &after);
+                if name != "dflash" {
+                    want.assert_close(name, &of("confidence"), &confidences);
+                }
+            }
+        }
+    }
+}
+
+/// The golden is one that a causal block does not meet, and one that sees a row too few.
+#[test]
+fn rows_of_a_block_see_each_other() {
+    let want = Golden::open(&repository("tests/golden/outputs/blocks.safetensors"));
+    let b = Reference;
+    let seeded = SeededBlock::new("deepspec");
+    let target = load_target(&b, &golden(&seeded.target)).unwrap();
+    let head = BlockHead::load(&b, &seeded.checkpoint(), &*target, seeded.kind).unwrap();
+    for (ahead, agrees) in [(0, false), (5, false), (6, true)] {
+        let z = block(&b, &head, &*target, ROWS, ahead);
+        let z = b.download(&z);
+        let far = z
+            .iter()
+            .zip(&want.values["deepspec.hidden"])
+            .any(|(a, b)| (a - b).abs() > 1e-3);
+        assert_eq!(!far, agrees, "{ahead} rows ahead");
+    }
+}
+
+#[test]
+fn a_block_drafter_that_cannot_draft_is_refused_by_what_is_wrong() {
+    type Change = fn(&mut SeededBlock);
+    let wrong: &[(&str, Change, &str)] = &[
+        (
+            "dflash",
+            |s| {
+                drop(
+                    s.tensors
+                        .insert("layers.0.attention_conv.base_kernel".into(), vec![2, 2, 32]),
+                )
+            },
+            "the draft head has `layers.0.attention_conv.base_kernel`, which is not supported",
+        ),
+        (
+            "deepspec",
+            |s| {
+                drop(
+                    s.tensors
+                        .insert("layers.1.self_attn.q_proj.bias".into(), vec![64]),
+                )
+            },
+            "`layers.1.self_attn.q_proj.bias`",
+        ),
+        (
+            "deepspec",
+            |s| s.config["markov_rank"] = json!(0),
+            "confidence_head_with_markov needs a markov_rank",
+        ),
+        (
+            "speculators",
+            |s| s.config["markov_rank"] = json!(0),
+            "the draft head has `markov_head.markov_w1.weight`, which is not supported",
+        ),
+        (
+            "deepspec",
+            |s| s.config["markov_head_type"] = json!("rnn"),
+            "a DSpark head with markov_head_type `rnn` is not supported",
+        ),
+        (
+            "deepspec",
+            |s| s.config["architectures"] = json!(["Gemma4DSparkModel"]),
+            "a DSpark head of Gemma 4's layers (`Gemma4DSparkModel`) is not supported",
+        ),
+        (
+            "deepspec",
+            |s| s.kind = BlockKind::Dflash,
+            "architecture `Qwen3DSparkModel` is no dflash head; known are DFlashDraftModel, DFlashSpeculator",
+        ),
+        (
+            "deepspec",
+            |s| s.target = "gemma4-dense".into(),
+            "its vocabulary size is 97, the target's is 101",
+        ),
+        (
+            "speculators",
+            |s| {
+                s.config["speculators_config"]["verifier"]["architectures"] =
+                    json!(["Qwen3ForCausalLM"])
+            },
+            "its target's architecture is Qwen3ForCausalLM, the target's is gemma4",
+        ),
+        (
+            "dflash",
+            |s| s.config["dflash_config"]["target_layer_ids"] = json!([0, 2, 5]),
+            "its number of layers, at least, is 6, the target's is 5",
+        ),
+        (
+            "dflash",
+            |s| s.config["dflash_config"] = json!({"target_layer_ids": [0, 2, 4]}),
+            "a block drafter without a mask_token_id",
+        ),
+        (
+            "dflash",
+            |s| drop(s.tensors.remove("hidden_norm.weight")),
+            "`hidden_norm.weight` is missing",
+        ),
+    ];
+    let b = Reference;
+    for (name, change, message) in wrong {
+        let mut seeded = SeededBlock::new(name);
+        change(&mut seeded);
+        let target = load_target(&b, &golden(&seeded.target)).unwrap();
+        let error = match BlockHead::load(&b, &seeded.checkpoint(), &*target, seeded.kind) {
+            Ok(_) => panic!("{message}: loaded"),
+            Err(error) => error.to_string(),
+        };
+        assert!(error.contains(message), "`{error}` is not `{message}`");
+    }
+}
