@@ -4,12 +4,13 @@
 use backend::{Backend, Batch};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
-use models::{ChainedHead, Eagle3, Qwen35Mtp, Target, load_target};
-use speculate::draft::{Chained, Forced};
+use models::{BlockHead, ChainedHead, Eagle3, Qwen35Mtp, Target, load_target};
+use speculate::draft::{Block, Chained, Forced};
 use speculate::sample::{self, Breakers, History, Mirostat, Scratch};
 use speculate::{Accept, DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use suites::blocks::SeededBlock;
 use suites::repository;
 use weights::Checkpoint;
 
@@ -160,6 +161,13 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
             "forced" => Box::new(Forced::new(|tokens: &[u32], limit| {
                 vec![ALPHABET[tokens.len() % 2]; limit]
             })),
+            "deepspec" | "dflash" => {
+                let seeded = SeededBlock::new(name);
+                let checkpoint = seeded.checkpoint();
+                let head = BlockHead::load(&*b, &checkpoint, target, seeded.kind).unwrap();
+                let memory = Memory::new(&*b, head.plan(), size());
+                Box::new(Block::new(head, memory))
+            }
             folder => {
                 let head = Eagle3::load(&*b, &checkpoint(folder), target).unwrap();
                 let memory = Memory::new(&*b, head.plan(), size());
@@ -170,6 +178,8 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
     for (model, drafter, way) in [
         ("gemma4-dense", "gemma4-dense-eagle3", Way::Plain),
         ("qwen3_5-dense", "qwen3_5-dense-eagle3", Way::Shaped),
+        ("gemma4-dense", "dflash", Way::Plain),
+        ("qwen3_5-dense", "deepspec", Way::Shaped),
         ("qwen3_5-dense", "mtp", Way::Plain),
         ("qwen3_5-dense", "mtp", Way::Shaped),
         ("qwen3_5-dense", "mtp", Way::Mirostat),

@@ -59,7 +59,7 @@ CASES = {
             "layer_types": FULL,
             "block_size": 8,
             "num_target_layers": 5,
-            "dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 2, 4], "causal": False},
+            "dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 1, 2], "causal": False},
         },
     },
     "deepspec": {

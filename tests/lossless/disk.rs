@@ -50,16 +50,23 @@ pub(crate) fn assert_files_change_nothing(
     formats: &[KvFormat],
     b: &Arc<dyn Backend>,
 ) {
-    let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
+    let drafts = [
+        Draft::None,
+        Draft::Head,
+        Draft::Eagle3,
+        Draft::Ngram,
+        Draft::Block,
+    ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
             continue;
         }
         for (f, &kv_format) in formats.iter().enumerate() {
-            // EAGLE-3 heads have heads smaller than a block.
+            // EAGLE-3 heads and block drafters have heads smaller than a block.
             let is_blocked = kv_format.k.block > 1;
             let is_thinned = (f + d) % 2 == 1 && (draft == Draft::None || !subject.whole_grid);
-            if draft == Draft::Eagle3 && is_blocked || is_thinned {
+            let is_small = matches!(draft, Draft::Eagle3 | Draft::Block);
+            if is_small && is_blocked || is_thinned {
                 continue;
             }
             let setup = Setup {

@@ -128,6 +128,7 @@ fn assert_edits_are_the_hosts(
             (Draft::Head, Fixed(3), 64, 2),
             (Draft::Eagle3, Fixed(2), 64, 3),
             (Draft::Ngram, Fixed(5), 7, 2),
+            (Draft::Block, Fixed(4), 33, 3),
         ];
         for (c, (draft, length, chunk, width)) in cases.into_iter().enumerate() {
             let lacks = subject.lacks(draft);

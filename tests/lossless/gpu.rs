@@ -204,12 +204,12 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
                 Draft::None,
                 Draft::Head,
                 Draft::Eagle3,
+                Draft::Block,
                 Draft::Ngram,
                 Draft::Oracle,
             ] {
-                let missing = draft == Draft::Head && !subject.has_head()
-                    || draft == Draft::Eagle3
-                        && (subject.eagle3.is_none() || kv.k == other && codes);
+                let is_small = matches!(draft, Draft::Eagle3 | Draft::Block);
+                let missing = subject.lacks(draft) || is_small && kv.k == other && codes;
                 if missing {
                     continue;
                 }

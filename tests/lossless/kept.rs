@@ -29,6 +29,7 @@ pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &A
         Draft::Eagle3,
         Draft::Ngram,
         Draft::Portfolio,
+        Draft::Block,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {

@@ -126,7 +126,13 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 } else {
                     Draft::Portfolio
                 };
-                let drafts = [Draft::Head, Draft::Eagle3, ngrams, Draft::Oracle];
+                let drafts = [
+                    Draft::Head,
+                    Draft::Eagle3,
+                    Draft::Block,
+                    ngrams,
+                    Draft::Oracle,
+                ];
                 grid.extend(drafts.map(|draft| (d, c, k, draft)));
             }
         }
@@ -143,7 +149,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 KvFormat::both(&quant::kv::F32),
                 KvFormat::both(&quant::kv::BF16),
             ];
-            // The others, and EAGLE-3 heads, have heads smaller than a block.
+            // The others, EAGLE-3 heads and block drafters have heads smaller than a block.
             if subject.target.contains("qwen") {
                 formats.push(compressed());
             }
@@ -161,7 +167,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 let (length, chunk) = (DRAFT_LENGTHS[d], CHUNKS[c]);
                 let (isa, backend) = &backends[k];
                 let every = match (subject.whole_grid, draft) {
-                    (true, Draft::Eagle3) => 3,
+                    (true, Draft::Eagle3 | Draft::Block) => 3,
                     (true, _) => 1,
                     (false, _) => 5,
                 };
@@ -173,7 +179,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 let n = if *isa == Isa::Scalar { 1 } else { 3 };
                 let range = next..next + n;
                 next = (next + n) % (n_prompts - n);
-                let formats = if draft == Draft::Eagle3 {
+                let formats = if matches!(draft, Draft::Eagle3 | Draft::Block) {
                     2
                 } else {
                     truth.len()

@@ -31,7 +31,13 @@ fn preempted_streams_write_the_same() {
 /// log-probabilities of streams that never were, with every drafter, greedily and sampled, under a
 /// constraint and without, and with the prefix cache and without.
 pub(crate) fn assert_preemption_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
-    let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
+    let drafts = [
+        Draft::None,
+        Draft::Head,
+        Draft::Eagle3,
+        Draft::Ngram,
+        Draft::Block,
+    ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
             continue;

@@ -21,7 +21,13 @@ fn a_beginning_that_is_remembered_changes_nothing() {
 /// Turns of two conversations beside each other, each of which goes on from what its last
 /// one has left, against the same ones from the start. Alone, they also draft the same.
 pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
-    let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
+    let drafts = [
+        Draft::None,
+        Draft::Head,
+        Draft::Eagle3,
+        Draft::Ngram,
+        Draft::Block,
+    ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
             continue;

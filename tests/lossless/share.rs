@@ -32,7 +32,13 @@ fn streams_that_share_a_prefix_write_what_cold_starts_do() {
 /// Asserts that three streams of `subject`, two of them forks of one that is running, write
 /// the texts and log-probabilities of cold starts, with every drafter, greedily and sampled.
 pub(crate) fn assert_sharing_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
-    let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
+    let drafts = [
+        Draft::None,
+        Draft::Head,
+        Draft::Eagle3,
+        Draft::Ngram,
+        Draft::Block,
+    ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
             continue;

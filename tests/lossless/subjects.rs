@@ -10,6 +10,8 @@ pub(crate) enum Draft {
     /// The family's own head.
     Head,
     Eagle3,
+    /// A DFlash or DSpark head.
+    Block,
     Ngram,
     /// The family's own head and n-grams, of which the likelier one guesses.
     Portfolio,
@@ -24,6 +26,8 @@ pub(crate) struct Subject {
     pub(crate) target: &'static str,
     pub(crate) assistant: Option<&'static str>,
     pub(crate) eagle3: Option<&'static str>,
+    /// A block drafter of [`suites::blocks`].
+    pub(crate) block: Option<&'static str>,
     /// Whether every cell of the grid is run, or every fifth.
     pub(crate) whole_grid: bool,
 }
@@ -38,6 +42,7 @@ impl Subject {
         match draft {
             Draft::Head | Draft::Portfolio => !self.has_head(),
             Draft::Eagle3 => self.eagle3.is_none(),
+            Draft::Block => self.block.is_none(),
             _ => false,
         }
     }
@@ -48,6 +53,7 @@ pub(crate) const ALONE: Subject = Subject {
     target: "",
     assistant: None,
     eagle3: None,
+    block: None,
     whole_grid: false,
 };
 
@@ -56,6 +62,7 @@ pub(crate) const TINY: &[Subject] = &[
         target: "tests/golden/checkpoints/gemma4-dense",
         assistant: Some("tests/golden/checkpoints/gemma4-dense-assistant"),
         eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
+        block: Some("speculators"),
         whole_grid: true,
     },
     Subject {
@@ -67,11 +74,13 @@ pub(crate) const TINY: &[Subject] = &[
     Subject {
         target: "tests/golden/checkpoints/gemma4-moe",
         eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
+        block: Some("dflash"),
         ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/qwen3_5-dense",
         eagle3: Some("tests/golden/checkpoints/qwen3_5-dense-eagle3"),
+        block: Some("deepspec"),
         whole_grid: true,
         ..ALONE
     },

@@ -6,13 +6,14 @@ use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
-use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
-use speculate::draft::{Assistant, Chained, Forced};
+use models::{BlockHead, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
+use speculate::draft::{Assistant, Block, Chained, Forced};
 use speculate::{
     DraftLength, Drafter, Drafters, Logprobs, Sampling, Speculator, Stats, StepRecord, Stream,
     StreamOptions, TopLogprobs,
 };
 use std::sync::Arc;
+use suites::blocks::SeededBlock;
 use suites::repository;
 use weights::Checkpoint;
 
@@ -240,6 +241,13 @@ pub(crate) fn speculator(
             let head = Eagle3::load(&**b, &checkpoint, &*target).unwrap();
             let memory = Memory::new(&**b, head.plan(), size);
             Some(Box::new(Chained::new(head, memory)))
+        }
+        Draft::Block => {
+            let seeded = SeededBlock::new(setup.subject.block.expect("the subject has one"));
+            let checkpoint = seeded.checkpoint();
+            let head = BlockHead::load(&**b, &checkpoint, &*target, seeded.kind).unwrap();
+            let memory = Memory::new(&**b, head.plan(), size);
+            Some(Box::new(Block::new(head, memory)))
         }
     };
     let drafters = match setup.draft {
