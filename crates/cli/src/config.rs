@@ -40,6 +40,7 @@ const COMMANDS: &[&str] = &[
     "inspect",
     "bench",
     "perplexity",
+    "conformance",
 ];
 /// The command that sections of single models are for.
 const SERVE: &str = "serve";
@@ -586,7 +587,7 @@ mod tests {
         );
         assert_eq!(
             message("[walk]\nraw = true"),
-            "test.toml: there is no command `walk` with options; known are run, chat, serve, launch, inspect, bench, perplexity"
+            "test.toml: there is no command `walk` with options; known are run, chat, serve, launch, inspect, bench, perplexity, conformance"
         );
         assert_eq!(
             message("a = 1\nb = \n"),

@@ -12,7 +12,7 @@
 //! | `model` | `-m` and its companions → a loaded model |
 //! | `form` | options that constrain a reply → a grammar |
 //! | `reply` | one request → text on a stream, and a line about it |
-//! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `replay`, `convert`, `pull`, `doctor` | the commands |
+//! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `conformance`, `replay`, `convert`, `pull`, `doctor` | the commands |
 //! | `traced` | `--trace`: the trace of what an engine does |
 //! | `launch`, `servers` | clients that are started; which servers run |
 //! | `machine`, `gpu` | the memory of this machine, and its GPUs |
@@ -37,6 +37,7 @@ mod bench;
 mod bundled;
 mod chat;
 mod config;
+mod conformance;
 mod convert;
 mod doctor;
 mod form;
@@ -155,6 +156,10 @@ fn start() -> Result<ExitCode> {
             perplexity::run(&args, output)
         }
         Command::Replay(args) => replay::run(&args, output),
+        Command::Conformance(args) => {
+            log(output, LevelFilter::WARN);
+            conformance::run(&args, output)
+        }
         Command::Convert(args) => convert::run(&args, output),
         Command::Pull(args) => pull::run(&args, output),
         Command::List(args) => pull::list(&args),

@@ -54,12 +54,35 @@ pub(crate) fn load(
     sequences: usize,
 ) -> Result<Model> {
     let resolved = resolve::model(name)?;
-    let backend = backend(args)?;
     let options = options(args, draft, sequences, &resolved)?;
+    load_with(name, args, &resolved, &options)
+}
+
+/// Loads the model called `name` from where it was found, with the engine's `options`.
+pub(crate) fn load_with(
+    name: &str,
+    args: &LoadArgs,
+    resolved: &Resolved,
+    options: &LoadOptions,
+) -> Result<Model> {
+    let backend = backend(args)?;
     progress::patiently(&format!("loading {name}"), || {
-        engine::load(backend, &resolved.source, &options)
+        engine::load(backend, &resolved.source, options)
     })
     .map_err(|e| words::load_error(e).context(format!("cannot load `{name}`")))
+}
+
+/// The drafter that an option asks for, with its place found.
+pub(crate) fn drafter(choice: &DraftChoice) -> Result<DraftChoice> {
+    Ok(match choice {
+        DraftChoice::Named(name, Some(Source::Folder(path))) => {
+            DraftChoice::Named(name, Some(resolve::drafter(path)?))
+        }
+        DraftChoice::WithNgrams(name, Some(Source::Folder(path))) => {
+            DraftChoice::WithNgrams(name, Some(resolve::drafter(path)?))
+        }
+        other => other.clone(),
+    })
 }
 
 /// A model that needs more memory than there is; the message says of what.
@@ -118,15 +141,7 @@ pub(crate) fn options(
 ) -> Result<LoadOptions> {
     let memory = args.memory.or(machine::ram().map(|ram| ram.available));
     Ok(LoadOptions {
-        draft: match &draft.drafter.draft {
-            DraftChoice::Named(name, Some(Source::Folder(path))) => {
-                DraftChoice::Named(name, Some(resolve::drafter(path)?))
-            }
-            DraftChoice::WithNgrams(name, Some(Source::Folder(path))) => {
-                DraftChoice::WithNgrams(name, Some(resolve::drafter(path)?))
-            }
-            other => other.clone(),
-        },
+        draft: drafter(&draft.drafter.draft)?,
         drafters: resolved.drafters.clone(),
         advice: resolved.advice.clone(),
         words: words::WORDS,

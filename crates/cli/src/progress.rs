@@ -154,3 +154,51 @@ impl DownloadBar {
         }
     }
 }
+
+/// A bar for the cells of a grid, beside a table that grows.
+pub(crate) struct GridBar {
+    bar: Option<ProgressBar>,
+    /// Whether messages are wanted.
+    is_wanted: bool,
+}
+
+impl GridBar {
+    /// A bar for `n` cells, if it `is_wanted`.
+    pub(crate) fn new(n: usize, is_wanted: bool) -> Self {
+        let style = ProgressStyle::with_template("{bar:30} {pos} of {len} cells, {elapsed}");
+        let bar = || ProgressBar::new(n as u64).with_style(style.expect("a valid template"));
+        GridBar {
+            bar: (is_wanted && std::io::stderr().is_terminal()).then(bar),
+            is_wanted,
+        }
+    }
+
+    /// Shows that `n` more cells are done.
+    pub(crate) fn pass(&self, n: usize) {
+        if let Some(bar) = &self.bar {
+            bar.inc(n as u64);
+        }
+    }
+
+    /// Prints with the bar out of the way.
+    pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// Says a line on stderr, if messages are wanted.
+    pub(crate) fn say(&self, line: &str) {
+        if self.is_wanted {
+            self.aside(|| say!("paceline: {line}"));
+        }
+    }
+
+    /// Removes the bar.
+    pub(crate) fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -140,7 +140,7 @@ mod tests {
     use clap::CommandFactory;
 
     /// Commands that load a model.
-    const LOADING: &str = "run chat serve launch inspect bench perplexity";
+    const LOADING: &str = "run chat serve launch inspect bench perplexity conformance";
     /// Commands that choose tokens for a user.
     const WRITING: &str = "run chat";
 
@@ -182,7 +182,7 @@ mod tests {
         ),
         (
             "draft",
-            "run chat serve launch inspect bench",
+            "run chat serve launch inspect bench conformance",
             "the drafter",
         ),
         (
@@ -192,7 +192,7 @@ mod tests {
         ),
         (
             "accept",
-            "run chat serve launch inspect bench",
+            "run chat serve launch inspect bench conformance",
             "the acceptance rule",
         ),
         (
@@ -206,6 +206,7 @@ mod tests {
         ("prompts", "bench", "the classes of the table"),
         ("reps", "bench", "how often steps are timed"),
         ("no-steps", "bench", "no table of steps"),
+        ("quick", "conformance", "prompts of a cell"),
         ("top-p", "run chat bench serve", "the tokens sampled from"),
         ("max-tokens", "run chat bench serve", "length of the text"),
         ("top-k", "run chat serve", "the sampler"),
@@ -235,7 +236,7 @@ mod tests {
         ("trace", "run chat serve", "a file of what each round did"),
         (
             "json",
-            "run inspect bench perplexity replay list doctor ps",
+            "run inspect bench perplexity conformance replay list doctor ps",
             "the form of stdout",
         ),
         ("models-dir", "serve", "the models that are listed"),

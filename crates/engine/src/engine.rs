@@ -6,14 +6,16 @@ use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
 use crate::multimodal::{Hearing, MediaKind, Senses, Vision, check_places};
 use crate::pages::PageSink;
+use crate::placement::Budget;
 use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
 use crate::scheduler::Scheduler;
 use crate::steps::StepSink;
+use cache::MemoryPlan;
 use constrain::{Grammar, Spec};
 use speculate::sample::MAX_LISTED_TOKENS;
-use speculate::{MAX_TOP_LOGPROBS, Sampling};
+use speculate::{MAX_TOP_LOGPROBS, Sampling, Speculator};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -61,13 +63,22 @@ impl Default for EngineOptions {
 /// A running engine. Dropping it cancels what runs and waits for the thread.
 pub struct Engine {
     jobs: Mutex<Option<Sender<Job>>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<Speculator>>>,
+    /// What the engine's thread does not need of the model.
+    rest: ModelRest,
     counters: Arc<Counters>,
     text: Arc<Text>,
     senses: Senses,
     info: ModelInfo,
     queue: usize,
     grammars: Grammars,
+}
+
+/// What makes a [`Model`] of an engine's parts.
+struct ModelRest {
+    chunk: usize,
+    plans: Vec<MemoryPlan>,
+    budget: Budget,
 }
 
 impl Engine {
@@ -83,6 +94,11 @@ impl Engine {
         let senses = model.senses.clone();
         let queue = options.queue;
         let own = counters.clone();
+        let rest = ModelRest {
+            chunk: model.chunk,
+            plans: model.plans.clone(),
+            budget: model.budget,
+        };
         let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || Scheduler::new(model, options, inbox, own).run());
@@ -90,6 +106,7 @@ impl Engine {
         Engine {
             jobs: Mutex::new(Some(jobs)),
             thread,
+            rest,
             counters,
             grammars: Grammars::new(text.clone(), info.vocab_size),
             text,
@@ -229,17 +246,38 @@ impl Engine {
     /// Cancels what runs, takes no more requests, and waits until ended texts are where
     /// [`EngineOptions::disk`] has them.
     pub fn stop(&self) {
+        self.join();
+    }
+
+    /// Stops the engine and gives its model back, with an empty prefix cache. None if the engine had
+    /// been stopped before, or its thread has panicked.
+    pub fn into_model(self) -> Option<Model> {
+        let mut speculator = self.join()?;
+        speculator.discard_all();
+        Some(Model {
+            speculator,
+            text: self.text.clone(),
+            senses: self.senses.clone(),
+            info: self.info.clone(),
+            chunk: self.rest.chunk,
+            plans: self.rest.plans.clone(),
+            identity: None,
+            budget: self.rest.budget,
+        })
+    }
+
+    /// Ends the engine's thread, and waits for it.
+    fn join(&self) -> Option<Speculator> {
         let lock = std::sync::PoisonError::into_inner;
         *self.jobs.lock().unwrap_or_else(lock) = None;
         let mut thread = self
             .thread
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
-            // A panic of the thread has been printed; there is nobody to tell here.
-            let _ = thread.join();
-            self.counters.end();
-        }
+        // A panic of the thread has been printed; there is nobody to tell here.
+        let speculator = thread.take()?.join().ok();
+        self.counters.end();
+        speculator
     }
 
     fn check(&self, request: &Request) -> Result<(), Rejected> {

@@ -2,6 +2,7 @@
 
 use crate::disk::Identity;
 use crate::multimodal::{HearingInfo, Senses, VisionInfo};
+use crate::placement::Budget;
 use crate::preflight::Preflight;
 use cache::MemoryPlan;
 use serde::Serialize;
@@ -105,4 +106,6 @@ pub struct Model {
     pub plans: Vec<MemoryPlan>,
     /// What the bits of keys, values and states depend on, if that was asked for.
     pub(crate) identity: Option<Identity>,
+    /// The memory that the model may take.
+    pub(crate) budget: Budget,
 }

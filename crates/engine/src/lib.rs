@@ -37,6 +37,7 @@ mod placement;
 mod preflight;
 mod queue;
 mod reason;
+mod redraft;
 mod request;
 mod sampler;
 mod scheduler;

@@ -15,7 +15,7 @@ use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::multimodal::{Hearing, OwnFile, Senses, Sight, TowerFile, Vision};
-use crate::options::{DEFAULT_CONTEXT, DraftChoice, LoadOptions};
+use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight};
 use crate::source::{Source, quantized};
@@ -327,6 +327,7 @@ impl Facts {
 struct Remembered {
     speculator: Speculator,
     size: MemorySize,
+    budget: Budget,
     /// The target's plan, and the drafter's if it has a memory.
     plans: Vec<MemoryPlan>,
     /// What is known of the drafter, which has moved into the speculator.
@@ -340,7 +341,12 @@ fn remember(
     mut found: Found,
     options: &LoadOptions,
 ) -> Result<Remembered, EngineError> {
-    let PlacedTarget { target, size, .. } = placed;
+    let PlacedTarget {
+        target,
+        size,
+        budget,
+        ..
+    } = placed;
     let mut plans = vec![target.plan()];
     plans.extend(found.plan.take());
     let memory = Memory::new(&*b, target.plan(), size);
@@ -350,6 +356,7 @@ fn remember(
     Ok(Remembered {
         speculator,
         size,
+        budget,
         plans,
         found,
     })
@@ -382,15 +389,12 @@ fn attempt(
     preflight.trial = preflight::run(speculator, &text, &options.probing, &key)?;
     remembered.settle(&mut preflight, options)?;
     // Added after the trial, which asks what the head alone guesses right.
-    let beside = matches!(
-        options.draft,
-        DraftChoice::Auto | DraftChoice::WithNgrams(..)
-    );
-    if beside && remembered.speculator.drafter().is_some() {
+    if options.draft.adds_ngrams() && remembered.speculator.drafter().is_some() {
         remembered.speculator.add_ngrams();
     }
     let Remembered {
         speculator,
+        budget,
         plans,
         found,
         ..
@@ -462,6 +466,7 @@ fn attempt(
         chunk: facts.chunk,
         plans,
         identity,
+        budget,
     })
 }
 

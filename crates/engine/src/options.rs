@@ -172,6 +172,11 @@ impl LoadOptions {
 }
 
 impl DraftChoice {
+    /// Whether n-grams guess beside a head.
+    pub(crate) fn adds_ngrams(&self) -> bool {
+        matches!(self, DraftChoice::Auto | DraftChoice::WithNgrams(..))
+    }
+
     /// The drafter that was asked for by name, if one was.
     pub(crate) fn asked(&self) -> Option<&'static str> {
         match self {

@@ -114,8 +114,8 @@ impl Scheduler {
         }
     }
 
-    /// Runs until the engine is dropped.
-    pub(crate) fn run(mut self) {
+    /// Runs until the engine ends; gives back what it wrote with.
+    pub(crate) fn run(mut self) -> Speculator {
         self.count();
         while self.receive() {
             if let Some(disk) = &mut self.disk
@@ -173,6 +173,7 @@ impl Scheduler {
         if let Some(disk) = &mut self.disk {
             disk.finish(&mut self.speculator);
         }
+        self.speculator
     }
 
     /// Known rows of each request that have to run before its next token.

@@ -31,6 +31,7 @@ use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
 use crate::media::{self, Encoded, Media};
+use crate::options::Options;
 use crate::registry::Keep;
 use crate::request::{Asked, Prompt};
 use crate::run::Run;
@@ -210,33 +211,14 @@ pub(crate) async fn answer_asked<E: Endpoint>(
     } = asked;
     let caller = auth::caller(&app.server.config.keys, &head.headers);
     options.keep_apart(caller);
-    let continues = match &prompt {
-        Prompt::Conversation(conversation) => conversation.continues(),
-        _ => None,
-    };
-    let is_begun = continues.is_some();
-    if options.grammar.is_some() && !is_begun && is_without_reasoning(app, &prompt) {
-        options.reasoning_budget = Some(0);
-    }
-    let (worker, grammar) = compile(app, worker, options.grammar.take()).await?;
-    let prompts = encode(app, worker, prompt, app.engine.info().context).await?;
-    let n = prompts.len() * options.n;
-    let most = app.engine.places_max();
-    if n > most {
-        let message = format!("asks for {n} answers in all, and this server takes {most} at once");
-        return Err(ApiError::field("n", message));
-    }
+    let requests = requests(app, worker, prompt, &mut options).await?;
     let client = head.extensions.get::<Arc<Client>>();
     let client = client.map_or(0, |client| client.number(caller.as_ref()));
-    let mut choices = endpoint.choices(n);
-    let mut generations = Vec::with_capacity(n);
-    for (i, choice) in choices.iter_mut().enumerate() {
-        let prompt = &prompts[i / options.n];
-        choice.begin(prompt.tokens.len());
-        choice.note_prompt(&prompt.tokens);
-        let tokens = prompt.tokens.clone();
-        let mut request = options.request_of(i % options.n, tokens, grammar.clone(), continues);
-        request.media = prompt.media.clone();
+    let mut choices = endpoint.choices(requests.len());
+    let mut generations = Vec::with_capacity(requests.len());
+    for (choice, mut request) in choices.iter_mut().zip(requests) {
+        choice.begin(request.prompt.len());
+        choice.note_prompt(&request.prompt);
         request.client = client;
         let (wants, timeout) = (options.wants, options.timeout);
         let generation = Generation::start(app, &head.extensions, request, wants, timeout)?;
@@ -255,6 +237,48 @@ pub(crate) async fn answer_asked<E: Endpoint>(
         response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
     }
     Ok(response)
+}
+
+/// The engine's requests for all answers to `prompt`, those to one prompt of several after each
+/// other.
+///
+/// # Errors
+///
+/// 400 for a prompt or a grammar that the model cannot take, and for more answers than run and wait
+/// at once.
+pub(crate) async fn requests(
+    app: &Arc<App>,
+    worker: Worker,
+    prompt: Prompt,
+    options: &mut Options,
+) -> Result<Vec<engine::Request>, ApiError> {
+    let continues = match &prompt {
+        Prompt::Conversation(conversation) => conversation.continues(),
+        _ => None,
+    };
+    let is_begun = continues.is_some();
+    if options.grammar.is_some() && !is_begun && is_without_reasoning(app, &prompt) {
+        options.reasoning_budget = Some(0);
+    }
+    let (worker, grammar) = compile(app, worker, options.grammar.take()).await?;
+    let prompts = encode(app, worker, prompt, app.engine.info().context).await?;
+    let n = prompts.len() * options.n;
+    let most = app.engine.places_max();
+    if n > most {
+        let message = format!("asks for {n} answers in all, and this server takes {most} at once");
+        return Err(ApiError::field("n", message));
+    }
+    let of_prompt = |prompt: &Encoded, i| {
+        let tokens = prompt.tokens.clone();
+        let request = options.request_of(i, tokens, grammar.clone(), continues);
+        engine::Request {
+            media: prompt.media.clone(),
+            ..request
+        }
+    };
+    let all = prompts.iter();
+    let all = all.flat_map(|prompt| (0..options.n).map(move |i| (prompt, i)));
+    Ok(all.map(|(prompt, i)| of_prompt(prompt, i)).collect())
 }
 
 /// Compiles what the answer has to follow.

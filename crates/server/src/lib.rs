@@ -19,6 +19,7 @@
 //! | `turns` | who is let into the queue, and when the others come back |
 //! | `dialect` | what an API has to say of itself, and the way of a request that all share |
 //! | `render` | the tokens that a request becomes, for routers |
+//! | `reader` | requests of the API for whoever runs them without HTTP |
 //! | `request`, `options`, `defaults` | a request as the engine understands it, its options, and what it does not say |
 //! | `media`, `sources` | pictures and videos of requests, and where their bytes come from |
 //! | `results` | the pictures in results of tools, for templates that show texts alone |
@@ -67,6 +68,7 @@ mod openapi;
 mod options;
 mod page;
 mod paths;
+mod reader;
 mod registry;
 mod render;
 mod request;
@@ -97,6 +99,7 @@ pub use auth::{Keys, check_bind, parse_origin};
 pub use defaults::Defaults;
 pub use fetch::{Folder, HostError, Hosts};
 pub use limits::Limits;
+pub use reader::RequestReader;
 pub use registry::{LoadFailure, Loader, Loading, ModelSpec, Models, ModelsOptions};
 pub use sources::MediaSources;
 

@@ -65,7 +65,8 @@ fn draft_help() -> String {
     )
 }
 
-fn accept_rule() -> impl TypedValueParser<Value = Accept> {
+/// The names of the rules by which drafted tokens are accepted.
+pub(super) fn accept_rule() -> impl TypedValueParser<Value = Accept> {
     PossibleValuesParser::new(Accept::ALL.map(Accept::name)).map(|name| {
         let rule = Accept::ALL.into_iter().find(|rule| rule.name() == name);
         rule.expect("one of the names")

@@ -1,10 +1,11 @@
-//! The commands that measure: `bench` and `perplexity`.
+//! The commands that measure and prove: `bench`, `perplexity` and `conformance`.
 
-use super::draft::DrafterArgs;
+use super::draft::{DrafterArgs, accept_rule};
 use super::model::{LoadArgs, ModelArg};
 use super::values::count;
 use crate::bench::BenchLength;
 use clap::Args;
+use engine::{Accept, DraftChoice};
 use std::path::PathBuf;
 
 /// `paceline bench`.
@@ -86,6 +87,35 @@ pub(crate) struct PerplexityArgs {
     #[arg(long, value_name = "N", help_heading = "Text")]
     pub(crate) texts: Option<usize>,
     /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// `paceline conformance`.
+#[derive(Debug, Args)]
+pub(crate) struct ConformanceArgs {
+    /// Which model.
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// A drafter to prove beside n-grams and those that are found, as for `run`; may be repeated
+    #[arg(long, value_name = "DRAFTER", help_heading = "Speculative decoding")]
+    pub(crate) draft: Vec<DraftChoice>,
+    /// How drafted tokens are accepted: exact is what is proved; with residual (rejection sampling),
+    /// sampled cells differ, which shows that a difference is found
+    #[arg(
+        long,
+        value_name = "RULE",
+        default_value = "exact",
+        value_parser = accept_rule(),
+        help_heading = "Speculative decoding"
+    )]
+    pub(crate) accept: Accept,
+    /// One prompt a cell and shorter texts, instead of several kinds of prompts
+    #[arg(long, help_heading = "Conformance")]
+    pub(crate) quick: bool,
+    /// Print one JSON object, with all cells
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 }

@@ -11,7 +11,7 @@
 //! | `text`, `form` | `run` and `chat`: how tokens are chosen, what the text has to follow |
 //! | `serve`, `convert` | these commands |
 //! | `launch` | `launch`, `ps` and `stop` |
-//! | `measure` | `bench` and `perplexity` |
+//! | `measure` | `bench`, `perplexity` and `conformance` |
 //! | `trace` | commands that write a trace, and `replay`, which reads one |
 //! | `mod` | the other commands, and verbosity |
 //!
@@ -33,7 +33,7 @@ pub(crate) use convert::{Container, ConvertArgs};
 pub(crate) use draft::DraftArgs;
 pub(crate) use form::{FormArgs, TextForm};
 pub(crate) use launch::{LaunchArgs, PsArgs, StopArgs};
-pub(crate) use measure::{BenchArgs, PerplexityArgs};
+pub(crate) use measure::{BenchArgs, ConformanceArgs, PerplexityArgs};
 pub(crate) use media::MediaArgs;
 pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
 pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ModelsArgs, ServeArgs};
@@ -110,6 +110,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Measure how well a model predicts a text
     Perplexity(Box<PerplexityArgs>),
+    /// Prove on a model and a device that speculation changes no token
+    Conformance(Box<ConformanceArgs>),
     /// Tell from a trace what other draft lengths would have brought
     Replay(ReplayArgs),
     /// Write a checkpoint in another format or size

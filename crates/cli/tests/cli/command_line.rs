@@ -22,6 +22,7 @@ fn help_is_as_written() {
         "bench",
         "perplexity",
         "replay",
+        "conformance",
         "convert",
         "config",
         "config show",

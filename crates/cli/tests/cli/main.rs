@@ -7,6 +7,7 @@
 mod chat;
 mod command_line;
 mod config;
+mod conformance;
 mod convert;
 mod doctor;
 mod drafters;

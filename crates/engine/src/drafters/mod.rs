@@ -184,6 +184,41 @@ fn at(
     })
 }
 
+/// Every drafter that may fit the target of `pair`: heads in the order in which [`Search::best`]
+/// looks for them, the first of them with n-grams beside it, and n-grams alone.
+pub(crate) fn candidates(pair: &Pairing<'_>) -> Vec<DraftChoice> {
+    let mut all = Vec::new();
+    let known = pair.target.draft_heads();
+    for kind in HEADS.iter().filter(|kind| known.contains(&kind.name)) {
+        match (kind.find)(pair) {
+            // A head that cannot be used is refused, with its reason, when it is loaded.
+            Ok(Home::Inside) | Err(_) => all.push(DraftChoice::Named(kind.name, None)),
+            Ok(Home::Beside(source)) => all.push(DraftChoice::Named(kind.name, Some(source))),
+            Ok(Home::Nowhere(_)) => {}
+        }
+    }
+    for source in &pair.options.drafters {
+        let kind = kind_of(source).unwrap_or(INSIDE);
+        all.push(DraftChoice::Named(kind.name, Some(source.clone())));
+    }
+    let first = match all.first() {
+        Some(DraftChoice::Named(name, source)) => {
+            Some(DraftChoice::WithNgrams(name, source.clone()))
+        }
+        _ => None,
+    };
+    all.extend(first);
+    all.push(DraftChoice::Named(NGRAM, None));
+    all
+}
+
+/// The kind of draft head whose checkpoint is at `source`, if it can be read and is one's own.
+fn kind_of(source: &Source) -> Option<&'static HeadDrafter> {
+    let checkpoint = source.checkpoint().ok()?;
+    let name = head_of(checkpoint.architecture().ok()?);
+    HEADS.iter().find(|kind| Some(kind.name) == name)
+}
+
 /// A search for a draft head in all places, which remembers what it could not use.
 struct Search<'a, 'p> {
     pair: &'a mut Pairing<'p>,
