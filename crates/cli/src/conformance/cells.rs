@@ -76,7 +76,34 @@ pub(super) struct Plain {
     pub(super) feature: &'static Feature,
     pub(super) mode: Mode,
     /// A script for each prompt, or why there is none.
-    pub(super) prompts: Result<Vec<Prompted>, String>,
+    pub(super) prompts: Result<Vec<Prompted>, Unshown>,
+}
+
+/// Why there are no texts to compare with.
+#[derive(Debug)]
+pub(super) struct Unshown {
+    pub(super) verdict: Verdict,
+    pub(super) reason: String,
+}
+
+impl Unshown {
+    /// A request failed for this reason.
+    fn failed(reason: String) -> Self {
+        Unshown {
+            verdict: Verdict::Failed,
+            reason,
+        }
+    }
+}
+
+impl From<String> for Unshown {
+    /// The model or the device cannot have the feature, for this reason.
+    fn from(reason: String) -> Self {
+        Unshown {
+            verdict: Verdict::NotApplicable,
+            reason,
+        }
+    }
 }
 
 /// One script and its texts.
@@ -111,18 +138,18 @@ impl Author<'_> {
         all
     }
 
-    fn prompts(&self, feature: &Feature, mode: Mode) -> Result<Vec<Prompted>, String> {
+    fn prompts(&self, feature: &Feature, mode: Mode) -> Result<Vec<Prompted>, Unshown> {
         let several = matches!(feature.shape, Shape::Together | Shape::Cancelled);
         let n = if self.is_quick || several {
             1
         } else {
             PROMPTS.len()
         };
-        let one = |i: usize| -> Result<Prompted, String> {
+        let one = |i: usize| -> Result<Prompted, Unshown> {
             let script = self.script(feature, i, mode)?;
             Ok(Prompted {
                 kind: PROMPTS[i].0,
-                texts: run(self.engine, &script.alone(), OFF)?.texts,
+                texts: self.write(&script.alone())?.texts,
                 script,
             })
         };
@@ -130,7 +157,7 @@ impl Author<'_> {
     }
 
     /// The requests of `feature` for a prompt, or for all that run at once.
-    fn script(&self, feature: &Feature, i: usize, mode: Mode) -> Result<Script, String> {
+    fn script(&self, feature: &Feature, i: usize, mode: Mode) -> Result<Script, Unshown> {
         let text = self.engine.text();
         let mut body = feature.body(text, i, mode, self.is_quick)?;
         let waves = match feature.shape {
@@ -158,6 +185,11 @@ impl Author<'_> {
         })
     }
 
+    /// The texts of `script` without drafts.
+    fn write(&self, script: &Script) -> Result<Run, Unshown> {
+        run(self.engine, script, OFF).map_err(Unshown::failed)
+    }
+
     fn read(&self, body: &Map<String, Value>) -> Result<Vec<Request>, String> {
         let body = body.clone();
         self.runtime.block_on(async {
@@ -168,18 +200,19 @@ impl Author<'_> {
         })
     }
 
-    fn first_text(&self, wave: &[Request]) -> Result<Written, String> {
+    fn first_text(&self, wave: &[Request]) -> Result<Written, Unshown> {
         let script = Script {
             waves: vec![wave[..1].to_vec()],
             cancels_first: false,
         };
-        let texts = run(self.engine, &script, OFF)?.texts;
-        texts.into_iter().next().ok_or("nothing was written".into())
+        let texts = self.write(&script)?.texts;
+        let first = texts.into_iter().next();
+        first.ok_or_else(|| Unshown::failed("nothing was written".into()))
     }
 
     /// Fields that end the text of `body` in its second half: a string that comes there first, and the
     /// last token.
-    fn stops(&self, body: &Map<String, Value>) -> Result<Map<String, Value>, String> {
+    fn stops(&self, body: &Map<String, Value>) -> Result<Map<String, Value>, Unshown> {
         let written = self.first_text(&self.read(body)?)?;
         let answer = written.answer();
         let middle = answer.len() * 2 / 3;
@@ -195,12 +228,15 @@ impl Author<'_> {
         let stop = starts.filter(|(_, word)| !word.trim().is_empty());
         let stop: Vec<_> = stop.collect();
         let new = stop.iter().copied().find(is_new).or(stop.last().copied());
-        let (_, word) = new.ok_or("the model wrote no word to stop at")?;
+        let (_, word) = new.ok_or_else(|| "the model wrote no word to stop at".to_owned())?;
         let last = written.tokens.last().map(|(_, token)| token.id);
         let fields = json!({"stop": [word.trim()], "stop_token_ids": last.as_slice()});
         Ok(fields.as_object().cloned().unwrap_or_default())
     }
 }
+
+/// Writes the texts of a script with drafts of a length, or of those that are chosen.
+pub(super) type Write<'a> = dyn FnMut(&Script, Option<DraftLength>) -> Result<Run, String> + 'a;
 
 impl Plain {
     /// Compares with the texts that `write` brings, for each of `lengths`.
@@ -208,7 +244,7 @@ impl Plain {
         &self,
         drafter: &str,
         lengths: &[Option<DraftLength>],
-        write: &mut dyn FnMut(&Script, Option<DraftLength>) -> Result<Run, String>,
+        write: &mut Write<'_>,
     ) -> Cell {
         let start = Instant::now();
         let mut cell = Cell {
@@ -227,8 +263,9 @@ impl Plain {
         };
         let prompts = match &self.prompts {
             Ok(prompts) => prompts,
-            Err(reason) => {
-                cell.reason = Some(reason.clone());
+            Err(unshown) => {
+                cell.result = unshown.verdict;
+                cell.reason = Some(unshown.reason.clone());
                 return cell;
             }
         };

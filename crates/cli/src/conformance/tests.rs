@@ -145,7 +145,7 @@ fn a_cell_without_drafts_proves_nothing() {
     let failed = broken.compare("fake", LENGTHS, &mut |_, _| Err("no memory".into()));
     assert_eq!(failed.result, Verdict::Failed);
     assert_eq!(exit_code(&[failed]), ExitCode::FAILURE);
-    broken.prompts = Err("no tools".into());
+    broken.prompts = Err("no tools".to_owned().into());
     let lacking = broken.compare("fake", LENGTHS, &mut |_, _| unreachable!());
     assert_eq!(lacking.result, Verdict::NotApplicable);
     assert_eq!(exit_code(&[lacking]), ExitCode::SUCCESS);
