@@ -89,7 +89,8 @@ fn one_other_token_is_a_difference() {
 
 #[test]
 fn the_least_difference_of_anything_else_counts() {
-    let spoilers: [(fn(&mut Run), usize); 6] = [
+    type Spoiler = fn(&mut Run);
+    let spoilers: [(Spoiler, usize); 6] = [
         (
             |run| {
                 let logprobs = run.texts[0].tokens[2].1.logprobs.as_mut().unwrap();
