@@ -48,6 +48,9 @@ const LEAST_ROWS: usize = 64;
 /// Rows more than memory has that are worth reading a file.
 const LEAST_GAIN: usize = 64;
 
+/// How often a request looks for a file that others replace at the same time.
+const LOOKS: usize = 3;
+
 /// How long the engine's thread waits for a piece when nothing runs, before it looks for requests.
 const PATIENCE: Duration = Duration::from_millis(10);
 
@@ -186,7 +189,16 @@ impl Disk {
         running: &[&Stream],
         drafts: bool,
     ) -> Fetch {
-        let Some((entry, rows)) = self.best(speculator, prompt, drafts) else {
+        let mut best = self.best(speculator, prompt, drafts);
+        for _ in 0..LOOKS {
+            match best {
+                Some((entry, _)) if self.look_again(entry, speculator) => {
+                    best = self.best(speculator, prompt, drafts);
+                }
+                _ => break,
+            }
+        }
+        let Some((entry, rows)) = best else {
             return Fetch::Nothing;
         };
         if rows < speculator.found(prompt, running, drafts) + LEAST_GAIN {
@@ -209,6 +221,23 @@ impl Disk {
             is_over: is_over.clone(),
         });
         Fetch::Begun(is_over)
+    }
+
+    /// Opens the file of `entry` once more. Whether it is no longer the one that is known: another server has
+    /// written the same text, with what its own drafter remembers, or has removed it.
+    fn look_again(&mut self, entry: Entry, speculator: &Speculator) -> bool {
+        let known = &self.known[&entry];
+        let name = known.name.clone();
+        let path = self.folder.file(&name);
+        let sum = threads::open(&path).map(|(reader, _)| reader.sum());
+        if sum.is_ok_and(|sum| sum == known.sum) {
+            return false;
+        }
+        self.remove(entry);
+        let bytes = std::fs::metadata(&path).map_or(0, |file| file.len());
+        self.take_up(&name, bytes, speculator);
+        self.count();
+        true
     }
 
     /// The text in which a stream after `prompt` finds most rows, and how many.

@@ -1,6 +1,7 @@
 //! The prefix cache on disk: servers that come after each other, or stand beside each other.
 
 use crate::client::{Server, Setup};
+use crate::pictures::with;
 use engine::CacheFolder;
 use serde_json::{Value, json};
 use std::fs;
@@ -179,6 +180,31 @@ async fn texts_that_made_room_are_found_on_disk_while_the_server_runs() {
     let hits = server.engine.counters().disk_hits.load(Ordering::Relaxed);
     assert_eq!(hits, 1);
     end(server).await;
+}
+
+#[tokio::test]
+async fn a_file_that_another_server_has_replaced_is_read() {
+    let folder = folder("replaced");
+    let body = turn(&[said(
+        "user",
+        &"One bird, two trees, three stones. ".repeat(20),
+    )]);
+    let undrafted = |body: &Value| with(body, "speculation", json!("off"));
+    let (one, other) = (looking(setup(&folder)).await, looking(setup(&folder)).await);
+    let first = one.chat(&body).await.json();
+    end(one).await;
+    let reader = looking(setup(&folder)).await;
+    // The same text, of which the drafter has read nothing.
+    let same = other.chat(&undrafted(&body)).await.json();
+    assert_eq!(
+        same["choices"][0]["message"],
+        first["choices"][0]["message"]
+    );
+    end(other).await;
+    assert_eq!(files(&folder).len(), 1);
+    let answer = reader.chat(&undrafted(&body)).await.json();
+    assert!(cached(&answer) > 0, "{}", answer["usage"]);
+    end(reader).await;
 }
 
 #[tokio::test]
