@@ -341,8 +341,9 @@ impl Layered {
     /// The environment variable of the option `--long`, if it has one.
     pub(crate) fn variable(&self, long: &str) -> Option<String> {
         let mut commands = self.command.get_subcommands();
-        let arg = commands.find_map(|c| c.get_arguments().find(|a| named(a, long)))?;
-        Some(arg.get_env()?.to_str()?.to_owned())
+        // Some commands have options of the same name that no variable sets.
+        let env = commands.find_map(|c| c.get_arguments().find(|a| named(a, long))?.get_env())?;
+        Some(env.to_str()?.to_owned())
     }
 
     /// Prints what the command of `line` would run with, or every command.
