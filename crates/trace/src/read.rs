@@ -38,7 +38,7 @@ pub struct Trace {
 pub struct ModelTrace {
     /// The model.
     pub model: Model,
-    /// Its rounds, in order.
+    /// The model's rounds, in order.
     pub rounds: Vec<Round>,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// The same requests, one after the other to their ends.
+    /// A script of the same requests, each of which runs alone and to its end.
     pub(super) fn alone(&self) -> Script {
         let waves = self.waves.iter().flatten();
         Script {

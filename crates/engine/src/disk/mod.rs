@@ -189,24 +189,23 @@ impl Disk {
         running: &[&Stream],
         drafts: bool,
     ) -> Fetch {
-        let mut best = self.best(speculator, prompt, drafts);
+        let gain = |disk: &Disk| {
+            let best = disk.best(speculator, prompt, drafts);
+            best.filter(|&(_, rows)| rows >= speculator.found(prompt, running, drafts) + LEAST_GAIN)
+        };
+        let mut best = gain(self);
+        if best.is_some() && self.reading.is_some() {
+            return Fetch::Later;
+        }
         for _ in 0..LOOKS {
             match best {
-                Some((entry, _)) if self.look_again(entry, speculator) => {
-                    best = self.best(speculator, prompt, drafts);
-                }
+                Some((entry, _)) if self.look_again(entry, speculator) => best = gain(self),
                 _ => break,
             }
         }
         let Some((entry, rows)) = best else {
             return Fetch::Nothing;
         };
-        if rows < speculator.found(prompt, running, drafts) + LEAST_GAIN {
-            return Fetch::Nothing;
-        }
-        if self.reading.is_some() {
-            return Fetch::Later;
-        }
         let known = &self.known[&entry];
         let (_, keys) = self.index.text(entry);
         let namespace = prompt.namespace();

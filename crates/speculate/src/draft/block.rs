@@ -48,11 +48,11 @@ struct Guesses {
 /// A draft that goes on.
 struct Open {
     request: usize,
-    /// Its rows of what is scored.
+    /// Rows of the scored ones that guess the draft's tokens.
     rows: Range<usize>,
-    /// How likely all of its guesses stay, as the head has it.
+    /// How likely all guesses of the draft stay, as the head has it.
     likely: f32,
-    /// Its newest token.
+    /// The draft's newest token, or the pending one before there is any.
     previous: u32,
 }
 

@@ -64,7 +64,8 @@ pub struct Costs {
     verify: BTreeMap<u32, Curve>,
     /// The drafter's time by octave of context and streams, then by the tokens that the head guesses.
     draft: BTreeMap<(u32, usize), Curve>,
-    /// The same where all drafts are copies, by their tokens: a head reads what they have written.
+    /// The drafter's time in rounds whose drafts are all copies, by octave of context and streams, then by
+    /// the tokens of the longest copy: the head reads what copies have written.
     reading: BTreeMap<(u32, usize), Curve>,
     rounds: u64,
 }

@@ -54,9 +54,9 @@ const LONGEST_MATCH: usize = 5;
 /// How often guesses were accepted, by who made them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Acceptances {
-    /// Those of the head.
+    /// How often guesses of the head were accepted.
     pub(super) head: Acceptance,
-    /// Copies, by the tokens of the match that they follow.
+    /// How often copied tokens were accepted, by the tokens of the match before the copy.
     copies: [Acceptance; LONGEST_MATCH + 1],
 }
 

@@ -56,11 +56,11 @@ pub struct Replay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lengths {
-    /// Those of the trace.
+    /// The lengths that the trace has recorded.
     Recorded,
     /// No drafts.
     Plain,
-    /// The same in every round.
+    /// The same length in every round.
     Fixed,
     /// As long as pays, as the engine's chooser decides.
     Adaptive,

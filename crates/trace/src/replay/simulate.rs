@@ -26,7 +26,7 @@ pub(super) struct Sum {
     pub(super) ms: f64,
     /// Guesses that were verified, up to the first wrong one of each draft.
     pub(super) guesses: f64,
-    /// Those of them about which the trace says nothing.
+    /// Verified guesses about which the trace says nothing.
     pub(super) unknown: f64,
     /// Rounds of a kind that the trace has no times of.
     pub(super) untimed: f64,
