@@ -7,7 +7,7 @@ use crate::machine::lock;
 use crate::matmul::weights;
 use crate::memory::{Block, Cell, cell, tensor};
 use crate::record::{Bound, Frequencies, Recorder, Rows, Tokens};
-use crate::{Cuda, moe};
+use crate::{Cuda, moe, step};
 use backend::{
     Activation, Attention, Batch, Delta, DeltaWeights, Experts, Kv, KvSpec, MAX_TENTATIVE, Matrix,
     NearAttention, Ops, Rope, Store, Tensor, TokenGroups,
@@ -33,7 +33,7 @@ impl Cuda {
             address,
             n: batch.n_rows(),
             seqs: batch.seqs.len(),
-            longest: batch.seqs.iter().map(|s| s.rows.len()).max().unwrap_or(0),
+            longest: step::longest(batch),
             ahead: batch.rows_ahead(),
         };
         (rows, Bound::Batch { rows, _own: own })

@@ -57,7 +57,7 @@ pub(crate) struct Rows {
     pub(crate) address: Address,
     pub(crate) n: usize,
     pub(crate) seqs: usize,
-    /// Rows of the sequence that has most.
+    /// Rows that a sequence has, at most, in any step that a record of this one stands for ([`crate::step::longest`]).
     pub(crate) longest: usize,
     /// Cache rows beyond its own that a row sees, at most ([`backend::Batch::rows_ahead`]).
     pub(crate) ahead: usize,

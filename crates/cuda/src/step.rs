@@ -87,6 +87,18 @@ fn size(batch: &Batch) -> (usize, usize) {
     (batch.n_rows(), batch.seqs.len())
 }
 
+/// Rows of the longest sequence that a launch for `batch` must have blocks for. A record is replayed for every
+/// step of its [`size`], whichever sequences the rows belong to, so in a step that may be recorded one sequence could
+/// have all rows but one of each other.
+pub(crate) fn longest(batch: &Batch) -> usize {
+    let (rows, seqs) = size(batch);
+    if rows <= MAX_ROWS {
+        return (rows + 1).saturating_sub(seqs);
+    }
+    let of_each = batch.seqs.iter().map(|s| s.rows.len());
+    of_each.max().unwrap_or(0)
+}
+
 pub(crate) fn step(
     cuda: &Cuda,
     key: StepKey,
@@ -278,4 +290,46 @@ fn replay(cuda: &Cuda, record: &Record, words: &[u32], inputs: &[&Tensor]) -> Ve
     cuda.device.driver.replay(&record.graph);
     let alias = |x: &Tensor| tensor(cell(x).alias());
     record.outputs.iter().map(alias).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_ROWS, longest, size};
+    use backend::{Batch, BatchSeq, Row};
+
+    fn batch(rows_of: &[usize]) -> Batch {
+        let mut batch = Batch::default();
+        for &n in rows_of {
+            let first = batch.rows.len();
+            batch.rows.extend((first..first + n).map(|_| Row::text(0)));
+            batch.seqs.push(BatchSeq {
+                rows: first..first + n,
+                slot: 0,
+                is_new: false,
+                kept: 0,
+                certain: n,
+                tables: Vec::new(),
+            });
+        }
+        batch
+    }
+
+    #[test]
+    fn steps_that_share_a_record_share_what_its_launches_depend_on() {
+        let (recorded, replayed) = (batch(&[20, 17]), batch(&[33, 4]));
+        assert_eq!(size(&recorded), size(&replayed));
+        assert_eq!(longest(&recorded), longest(&replayed));
+        for n in 1..MAX_ROWS {
+            let both = batch(&[n, MAX_ROWS - n]);
+            assert_eq!(longest(&both), MAX_ROWS - 1, "{n}");
+        }
+        assert_eq!(longest(&batch(&[7])), 7);
+        assert_eq!(longest(&batch(&[1; 8])), 1);
+        assert_eq!(longest(&batch(&[])), 1);
+        assert_eq!(
+            longest(&batch(&[100, 300])),
+            300,
+            "no record stands for these"
+        );
+    }
 }
