@@ -170,6 +170,7 @@ pub(crate) fn assert_constraints_hold(s: usize, subject: Subject, backend: &Arc<
             ),
             (Draft::Eagle3, Fixed(2), 64, 3),
             (Draft::Block, Fixed(4), 64, 3),
+            (Draft::Model, Fixed(4), 64, 3),
             (Draft::Ngram, Fixed(5), 7, [8, 1, 3][i]),
             (Draft::Oracle, [UpTo(8), Fixed(8), Fixed(5)][i], 512, 3),
         ];

@@ -56,6 +56,7 @@ pub(crate) fn assert_files_change_nothing(
         Draft::Eagle3,
         Draft::Ngram,
         Draft::Block,
+        Draft::Model,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {

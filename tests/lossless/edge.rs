@@ -42,6 +42,7 @@ fn prompt_and_output_fill_the_context_and_no_more() {
             (Draft::Head, UpTo(8)),
             (Draft::Eagle3, Fixed(3)),
             (Draft::Block, Fixed(6)),
+            (Draft::Model, Fixed(6)),
             (Draft::Ngram, Fixed(5)),
             (Draft::Oracle, Fixed(8)),
         ];

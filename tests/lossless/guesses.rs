@@ -33,6 +33,7 @@ pub(crate) fn assert_same_guesses(single: &Arc<dyn Backend>, chaining: &Arc<dyn 
         let heads = [
             subject.has_head().then_some(Draft::Head),
             subject.eagle3.map(|_| Draft::Eagle3),
+            subject.model.map(|_| Draft::Model),
         ];
         for (d, draft) in heads.into_iter().flatten().enumerate() {
             for (i, (what, sampling)) in samplings().into_iter().take(2).enumerate() {
@@ -67,6 +68,8 @@ fn a_head_that_rested_guesses_what_one_guesses_that_read_on() {
         ("tiny-qwen3.5", Draft::Eagle3),
         ("tiny-gemma4", Draft::Eagle3),
         ("tiny-gemma4", Draft::Head),
+        ("tiny-gemma4", Draft::Model),
+        ("tiny-qwen3.5", Draft::Model),
     ] {
         let prompts = greedy_prompts(name)[..4].to_vec();
         for (chunk, width) in [(1, 1), (7, 3), (64, 2)] {

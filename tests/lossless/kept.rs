@@ -30,6 +30,7 @@ pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &A
         Draft::Ngram,
         Draft::Portfolio,
         Draft::Block,
+        Draft::Model,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {

@@ -57,6 +57,7 @@ pub(crate) fn assert_lossless_over_splits(s: usize, subject: Subject, backend: &
         let cells = [
             (Draft::Head, Fixed(3), 512, 3),
             (Draft::Eagle3, Fixed(2), 256, 2),
+            (Draft::Model, Fixed(3), 256, 2),
             (Draft::Ngram, UpTo(8), 100, 3),
             (Draft::Oracle, Fixed(8), 64, 2),
         ];
@@ -64,7 +65,7 @@ pub(crate) fn assert_lossless_over_splits(s: usize, subject: Subject, backend: &
             let lacks = match draft {
                 Draft::Head => !subject.has_head(),
                 Draft::Eagle3 => subject.eagle3.is_none() || codes && f == 1,
-                _ => false,
+                draft => subject.lacks(draft),
             };
             if lacks {
                 continue;

@@ -21,11 +21,13 @@ pub(crate) const SEEING: &[Subject] = &[
         target: "models/tiny-gemma4-vision",
         assistant: Some("models/tiny-gemma4-assistant"),
         eagle3: Some("models/tiny-gemma4-eagle3"),
+        model: Some("models/tiny-gemma4"),
         ..ALONE
     },
     Subject {
         target: "models/tiny-qwen3.5-vision",
         eagle3: Some("models/tiny-qwen3.5-eagle3"),
+        model: Some("models/tiny-qwen3.5-moe"),
         ..ALONE
     },
     Subject {
@@ -289,6 +291,7 @@ pub(crate) fn assert_media_change_nothing(
             Draft::Eagle3,
             Draft::Ngram,
             Draft::Portfolio,
+            Draft::Model,
             Draft::Oracle,
         ];
         for (d, draft) in drafts.into_iter().enumerate() {

@@ -37,6 +37,7 @@ pub(crate) fn assert_preemption_changes_nothing(s: usize, subject: Subject, b: &
         Draft::Eagle3,
         Draft::Ngram,
         Draft::Block,
+        Draft::Model,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {

@@ -27,6 +27,7 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
         Draft::Eagle3,
         Draft::Ngram,
         Draft::Block,
+        Draft::Model,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {

@@ -12,6 +12,8 @@ pub(crate) enum Draft {
     Eagle3,
     /// A DFlash or DSpark head.
     Block,
+    /// A model of its own.
+    Model,
     Ngram,
     /// The family's own head and n-grams, of which the likelier one guesses.
     Portfolio,
@@ -28,11 +30,18 @@ pub(crate) struct Subject {
     pub(crate) eagle3: Option<&'static str>,
     /// A block drafter of [`suites::blocks`].
     pub(crate) block: Option<&'static str>,
+    /// A draft model, which may be the target itself.
+    pub(crate) model: Option<&'static str>,
     /// Whether every cell of the grid is run, or every fifth.
     pub(crate) whole_grid: bool,
 }
 
 impl Subject {
+    /// Whether the target drafts for itself, which guesses everything right.
+    pub(crate) fn drafts_for_itself(&self) -> bool {
+        self.model == Some(self.target)
+    }
+
     pub(crate) fn has_head(&self) -> bool {
         self.assistant.is_some() || self.target.contains("qwen")
     }
@@ -43,6 +52,7 @@ impl Subject {
             Draft::Head | Draft::Portfolio => !self.has_head(),
             Draft::Eagle3 => self.eagle3.is_none(),
             Draft::Block => self.block.is_none(),
+            Draft::Model => self.model.is_none(),
             _ => false,
         }
     }
@@ -54,6 +64,7 @@ pub(crate) const ALONE: Subject = Subject {
     assistant: None,
     eagle3: None,
     block: None,
+    model: None,
     whole_grid: false,
 };
 
@@ -63,35 +74,41 @@ pub(crate) const TINY: &[Subject] = &[
         assistant: Some("tests/golden/checkpoints/gemma4-dense-assistant"),
         eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
         block: Some("speculators"),
+        model: Some("tests/golden/checkpoints/gemma4-ple"),
         whole_grid: true,
     },
     Subject {
         target: "tests/golden/checkpoints/gemma4-ple",
         assistant: Some("tests/golden/checkpoints/gemma4-ple-assistant"),
         eagle3: Some("tests/golden/checkpoints/gemma4-ple-eagle3"),
+        model: Some("tests/golden/checkpoints/gemma4-dense"),
         ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/gemma4-moe",
         eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
         block: Some("dflash"),
+        model: Some("tests/golden/checkpoints/gemma4-moe"),
         ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/qwen3_5-dense",
         eagle3: Some("tests/golden/checkpoints/qwen3_5-dense-eagle3"),
         block: Some("deepspec"),
+        model: Some("tests/golden/checkpoints/qwen3_5-dense"),
         whole_grid: true,
         ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/qwen3_5-moe",
         eagle3: Some("tests/golden/checkpoints/qwen3_5-moe-eagle3"),
+        model: Some("tests/golden/checkpoints/qwen3_5-dense"),
         ..ALONE
     },
     Subject {
         target: "tests/golden/gguf/gemma4-ple.gguf",
         assistant: Some("tests/golden/gguf/gemma4-ple-assistant.gguf"),
+        model: Some("tests/golden/gguf/gemma4-ple.gguf"),
         ..ALONE
     },
     Subject {
@@ -105,20 +122,24 @@ pub(crate) const TRAINED: &[Subject] = &[
         target: "models/tiny-gemma4",
         assistant: Some("models/tiny-gemma4-assistant"),
         eagle3: Some("models/tiny-gemma4-eagle3"),
+        model: Some("models/tiny-gemma4-e"),
         ..ALONE
     },
     Subject {
         target: "models/tiny-gemma4-e",
         assistant: Some("models/tiny-gemma4-e-assistant"),
+        model: Some("models/tiny-gemma4-moe"),
         ..ALONE
     },
     Subject {
         target: "models/tiny-qwen3.5",
         eagle3: Some("models/tiny-qwen3.5-eagle3"),
+        model: Some("models/tiny-qwen3.5-moe"),
         ..ALONE
     },
     Subject {
         target: "models/tiny-qwen3.5-moe",
+        model: Some("models/tiny-qwen3.5-moe"),
         ..ALONE
     },
 ];

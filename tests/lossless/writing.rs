@@ -7,7 +7,7 @@ use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{BlockHead, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
-use speculate::draft::{Assistant, Block, Chained, Forced};
+use speculate::draft::{Assistant, Block, Chained, DraftModel, Forced};
 use speculate::{
     DraftLength, Drafter, Drafters, Logprobs, Sampling, Speculator, Stats, StepRecord, Stream,
     StreamOptions, TopLogprobs,
@@ -248,6 +248,16 @@ pub(crate) fn speculator(
             let head = BlockHead::load(&**b, &checkpoint, &*target, seeded.kind).unwrap();
             let memory = Memory::new(&**b, head.plan(), size);
             Some(Box::new(Block::new(head, memory)))
+        }
+        Draft::Model => {
+            let checkpoint = open(setup.subject.model.expect("the subject has one"));
+            let model = load_target(&**b, &checkpoint).unwrap();
+            let memory = Memory::new(&**b, model.plan(), size);
+            Some(Box::new(DraftModel::new(
+                model,
+                memory,
+                target.vocab_size(),
+            )))
         }
     };
     let drafters = match setup.draft {

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`Memory::push`] | gives a sequence rows in a step |
 //! | [`Memory::truncate`] | rollback: forgets the newest tentative rows |
+//! | [`Memory::mark`], [`Memory::rewind`] | the same after several steps of guesses |
 //! | [`Memory::snapshot`] | saves what only the newest rows still have: recurrent state, and pages that leave a window |
 //! | [`Memory::keep`] | ends a sequence, whose rows others may go on from |
 //! | [`Memory::fork`] | begins a sequence with the first rows of another one, running or kept |
@@ -36,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod held;
+mod mark;
 mod memory;
 mod outline;
 mod pages;
@@ -47,6 +49,7 @@ mod start;
 mod tests;
 
 pub use held::{PageGroup, PageKind};
+pub use mark::Mark;
 pub use memory::{KeptSize, Memory, MemorySize};
 pub use outline::{Outline, Piece, SnapshotOutline};
 pub use pages::PagePool;

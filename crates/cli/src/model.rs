@@ -185,8 +185,12 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         "mapped" => format!(", mapped: {}", info.weights_reason),
         _ => String::new(),
     };
+    let of_drafter = match info.drafter_weight_bytes {
+        0 => String::new(),
+        n => format!(", {} of weights", bytes(n)),
+    };
     format!(
-        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}\n{}: {}\nself-test: {}",
+        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}\n{}: {}{of_drafter}\nself-test: {}",
         info.name,
         info.family,
         info.backend,

@@ -85,6 +85,25 @@ pub enum EngineError {
         /// Tokens of the model's vocabulary.
         model: usize,
     },
+    /// The draft model has no tokenizer, so its tokens cannot be compared with the target's.
+    #[error(
+        "the draft model has no tokenizer, so nobody can tell whether its tokens are the target's; \
+         put the target's tokenizer.json beside it if they are"
+    )]
+    NoDraftTokenizer,
+    /// The draft model has another vocabulary than the target.
+    #[error(
+        "the draft model's vocabulary is not the target's: token {id} is `{drafter}` in the draft model \
+         and `{target}` in the target; take a draft model of the target's own family and version"
+    )]
+    OtherVocabulary {
+        /// The first token that differs.
+        id: u32,
+        /// What it is in the draft model.
+        drafter: String,
+        /// What it is in the target.
+        target: String,
+    },
     /// Keys cannot be stored in this format, only values can.
     #[error("a KV cache of {kv}: {} keeps values only", kv.k.name)]
     NoKeys {

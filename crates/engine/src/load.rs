@@ -244,6 +244,7 @@ fn pair(
         source,
         checkpoint: &opened.checkpoint,
         target,
+        tokenizer: &opened.text.tokenizer,
         options,
         mapped: placed.weights.mapped,
         shortlist: options.draft_vocab.ids(target.vocab_size(), &opened.text),

@@ -30,6 +30,14 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
+    /// The same where a draft model packs `weights` bytes besides.
+    pub(crate) fn beside(self, weights: u64) -> Budget {
+        Budget {
+            weights: self.weights.saturating_add(weights),
+            ..self
+        }
+    }
+
     /// Checks what all of `plans` take at `size`, before any of it is allocated.
     pub(crate) fn check(&self, plans: &[MemoryPlan], size: &MemorySize) -> Result<(), TooLarge> {
         let remembered = Memory::all_bytes(plans, size) as u64;

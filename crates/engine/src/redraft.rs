@@ -77,6 +77,7 @@ impl Model {
             source,
             checkpoint,
             target: self.speculator.target(),
+            tokenizer: &self.text.tokenizer,
             options,
             mapped,
             shortlist: options.draft_vocab.ids(self.info.vocab_size, &self.text),

@@ -2,7 +2,7 @@
 // what that was worth. The server says so, round by round, to a request with `speculation.trace`.
 import { el, plural } from './dom.js'
 
-const NAMES = { mtp: 'MTP head', assistant: 'assistant', eagle3: 'EAGLE-3 head', ngram: 'repetition', grammar: 'grammar' }
+const NAMES = { mtp: 'MTP head', assistant: 'assistant', eagle3: 'EAGLE-3 head', model: 'draft model', ngram: 'repetition', grammar: 'grammar' }
 const STEPS_SHOWN = 6
 
 export const nameOf = (drafter) => NAMES[drafter] ?? drafter

@@ -164,6 +164,55 @@ fn an_eagle3_head_drafts_for_the_target_it_was_made_for() {
 }
 
 #[test]
+fn a_draft_model_drafts_for_targets_with_its_vocabulary() {
+    let folder = folder("draft-model");
+    let path = |name: &str| format!("model:{}", models().join(name).display());
+    // A target drafts for itself as well as anybody can.
+    for (model, draft, is_itself) in [
+        (WITH_ASSISTANT, path("tiny-gemma4-e"), false),
+        (WITH_ASSISTANT, format!("model:{WITH_ASSISTANT}"), true),
+        (WITH_MTP, format!("model:{WITH_MTP}+ngram"), false),
+    ] {
+        let run = |draft: &str, rest: &[&str]| {
+            let args = [PROMPT, "-n", "32", "-m", model, "--draft", draft];
+            run_json(&folder, &[&args, rest].concat())
+        };
+        for sampling in [
+            &["--temperature=0"][..],
+            &["--temperature=0.8", "--seed=7", "--top-p=0.9"],
+        ] {
+            let (plain, drafted) = (run("none", sampling), run(&draft, sampling));
+            assert_eq!(drafted["token_ids"], plain["token_ids"], "{model} {draft}");
+            let record = &drafted["speculation"];
+            assert_eq!(record["drafter"], "model", "{draft}");
+            assert_eq!(record["engaged"], true, "{draft}");
+            if is_itself {
+                assert_eq!(record["accepted"], record["drafted"], "{record}");
+            }
+        }
+    }
+    let inspect = ["inspect", "--json", "--draft", &path("tiny-gemma4-e")];
+    let (stdout, _) = good(paceline(&folder, &inspect));
+    let facts: Value = serde_json::from_str(&stdout).unwrap();
+    let model = &facts["model"];
+    assert_eq!(model["drafter_reason"], "the draft model `tiny-gemma4-e`");
+    assert!(model["drafter_weight_bytes"].as_u64() > Some(1_000_000));
+    assert!(facts["memory"][0]["drafter_bytes"].as_u64() > Some(10_000));
+
+    let refused = |draft: &str| bad(paceline(&folder, &["run", PROMPT, "--draft", draft]));
+    let other = refused(&format!("model:{WITH_MTP}"));
+    assert!(
+        other.contains("the draft model's vocabulary is not the target's: token "),
+        "{other}"
+    );
+    let head = refused(&path(ASSISTANT));
+    assert!(
+        head.contains("name its target with -m, and it with --draft assistant:PATH"),
+        "{head}"
+    );
+}
+
+#[test]
 fn residual_acceptance_is_recorded_and_leaves_greedy_text_alone() {
     let folder = folder("residual");
     let run = |args: &[&str]| {

@@ -1,12 +1,13 @@
 //! Choosing a drafter: the one asked for, or the best that lies in the checkpoint,
 //! beside it or where the caller says.
 //!
-//! Drafters are data. Those with a draft head are entries of [`HEADS`], one file each in this
-//! folder; the n-grams of each text need none, and guess beside the head that is found.
+//! Drafters are data. Those with a draft head or a draft model are entries of [`HEADS`], one file each
+//! in this folder; the n-grams of each text need none, and guess beside the head that is found.
 
 mod assistant;
 mod block;
 mod eagle3;
+mod model;
 mod mtp;
 pub(crate) mod pairing;
 
@@ -26,6 +27,7 @@ const HEADS: &[HeadDrafter] = &[
     eagle3::KIND,
     block::DFLASH,
     block::DSPARK,
+    model::KIND,
 ];
 
 /// The head that a checkpoint holds whose architecture is no draft head's: one inside a target's.
@@ -381,7 +383,7 @@ mod tests {
             "+ngram",
         ] {
             let error = read(wrong).err().unwrap_or_else(|| panic!("{wrong}"));
-            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, dflash:PATH, dspark:PATH, ngram; +ngram may follow a head";
+            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, dflash:PATH, dspark:PATH, model:PATH, ngram; +ngram may follow a head";
             assert!(error.ends_with(known), "{error}");
         }
     }

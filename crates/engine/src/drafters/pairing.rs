@@ -13,6 +13,7 @@ use models::{Census, ChainedHead, Target};
 use serde_json::Value;
 use speculate::draft::Chained;
 use speculate::{Drafter, Drafters};
+use text::Tokenizer;
 use weights::Checkpoint;
 
 /// A kind of draft head and the drafter that uses it: how it is called, found and loaded.
@@ -111,6 +112,8 @@ pub(crate) struct Pairing<'a> {
     pub(crate) source: &'a Source,
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) target: &'a dyn Target,
+    /// The target's tokenizer.
+    pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) options: &'a LoadOptions,
     /// Whether weights stay in their files.
     pub(crate) mapped: bool,
@@ -163,15 +166,25 @@ impl Pairing<'_> {
         &mut self,
         source: &Source,
         checkpoint: &Checkpoint,
-        mut found: Found,
+        found: Found,
     ) -> Result<Found, EngineError> {
         same_tokens(self.source, source)?;
+        Ok(self.measured(source, checkpoint, found))
+    }
+
+    /// Completes what is known of a drafter in a checkpoint of its own, whose vocabulary is the target's.
+    pub(crate) fn measured(
+        &mut self,
+        source: &Source,
+        checkpoint: &Checkpoint,
+        mut found: Found,
+    ) -> Found {
         if self.options.hashes() {
             found.preflight.drafter_sha256 = Some(source.hash(checkpoint, self.hashes));
         }
         found.unused = checkpoint.unused();
         found.weight_bytes = checkpoint.bytes();
-        Ok(found)
+        found
     }
 }
 

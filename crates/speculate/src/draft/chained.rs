@@ -7,10 +7,8 @@
 //! features.
 
 use super::head_state::{self, HeadState, leave_unread, lock, may_wait, push, with_unread};
-use super::{
-    DraftRequest, DraftState, Drafter, Restored, SavedDraft, Stretch, TargetView, coverage, newest,
-    shortest, wanting,
-};
+use super::stretch::Links;
+use super::{DraftRequest, DraftState, Drafter, Restored, SavedDraft, TargetView, coverage};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, StepKey, Tensor};
 use cache::{Memory, MemoryFull};
@@ -80,58 +78,30 @@ impl<H: ChainedHead> Chained<H> {
         &mut self,
         target: TargetView<'_>,
         memory: &mut Memory,
-        (mut x, last): (Tensor, Vec<usize>),
+        from: (Tensor, &[usize]),
         is_listed: bool,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
-        let b = target.b;
-        let mut drafts = vec![Vec::new(); requests.len()];
-        let mut active = wanting(requests, 0);
-        let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
-        let mut n = 0;
-        while !active.is_empty() {
-            x = b.gather(&x, &from);
-            let steps = shortest(requests, &active, n);
-            let mut batches = vec![Batch::default(); steps];
-            // The first token is scored by the rows above.
-            for batch in batches.iter_mut().skip(usize::from(n == 0)) {
-                for &r in &active {
-                    let newest = newest(&drafts[r]).unwrap_or(0);
-                    let state = requests[r].state.of::<HeadState>();
-                    let (token, first) = (state.sequence.len() + 1, batch.n_rows());
-                    push(memory, batch, &mut state.sequence, &[newest], 0);
-                    let (spans, follows) = (requests[r].spans, self.head.follows_grid());
-                    spans.place_following(batch, first, token..token + 1, follows, &mut Vec::new());
-                }
-            }
-            let head = &self.head;
-            let list = head.shortlist().filter(|_| is_listed);
-            let stretch = Stretch {
-                key: self.key,
-                chain: self.key.part(if is_listed { "listed" } else { "chain" }),
-                batches,
-                active: &active,
-                list: list.map_or(head.list(), |list| Some(list.list())),
-                link: None,
-            };
-            x = stretch.draft(
-                b,
-                x,
-                &mut |batch, x| vec![head.forward(b, target.model, x, &[], batch, memory)],
-                &|m| match list {
-                    Some(list) => list.logits(b, m),
-                    None => head.logits(b, target.model, m),
-                },
-                (requests, &mut drafts),
-                &mut self.scratch,
-            );
-            n += steps;
-            from = (0..active.len())
-                .filter(|&i| requests[active[i]].limit > n)
-                .collect();
-            active = from.iter().map(|&i| active[i]).collect();
-        }
-        drafts
+        let (b, head) = (target.b, &self.head);
+        let list = head.shortlist().filter(|_| is_listed);
+        let links = Links {
+            key: self.key,
+            chain: self.key.part(if is_listed { "listed" } else { "chain" }),
+            list: list.map_or(head.list(), |list| Some(list.list())),
+            push: &|memory, batch, request, newest| {
+                let state = request.state.of::<HeadState>();
+                let (token, first) = (state.sequence.len() + 1, batch.n_rows());
+                push(memory, batch, &mut state.sequence, &[newest], 0);
+                let (spans, follows) = (request.spans, head.follows_grid());
+                spans.place_following(batch, first, token..token + 1, follows, &mut Vec::new());
+            },
+            forward: &|memory, batch, x| head.forward(b, target.model, x, &[], batch, memory),
+            score: &|m| match list {
+                Some(list) => list.logits(b, m),
+                None => head.logits(b, target.model, m),
+            },
+        };
+        links.draft(b, memory, from, requests, &mut self.scratch)
     }
 }
 
@@ -183,8 +153,8 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         let features = with_unread(b, features, requests);
         let shared = self.memory.clone();
         let mut memory = lock(&shared);
-        let read = self.read(target, &mut memory, &features, requests);
-        let drafts = self.chain(target, &mut memory, read, is_listed, requests);
+        let (x, last) = self.read(target, &mut memory, &features, requests);
+        let drafts = self.chain(target, &mut memory, (x, &last), is_listed, requests);
         for request in requests {
             let state = request.state.of::<HeadState>();
             memory.truncate(&mut state.sequence, request.sequence.len());

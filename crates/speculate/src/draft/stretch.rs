@@ -1,12 +1,14 @@
 //! Stretches: parts of a draft through which the same requests want tokens, in one chain of
-//! steps where the device can choose the tokens itself, else step by step.
+//! steps where the device can choose the tokens itself, else step by step; and whole drafts, made
+//! of such parts.
 
-use super::{DraftRequest, newest};
+use super::{DraftRequest, newest, shortest, wanting};
 use crate::sample::{self, Scratch};
 use backend::{
     Backend, Batch, Chain, Link, NO_TOKEN, RowEdits, StepKey, Tensor, TokenChoice, TokenList,
     gives_token,
 };
+use cache::Memory;
 use models::{HeadLogits, Scored};
 
 /// A part of a draft through which the same requests want tokens.
@@ -28,6 +30,76 @@ pub(super) struct Stretch<'a> {
 /// Scores of some rows as a chain takes them, and their tokens where these depend on the
 /// row.
 pub(super) type LinkScores<'a> = dyn Fn(&Tensor) -> (Tensor, Option<Tensor>) + 'a;
+
+/// How a drafter with a memory of its own is chained on itself: it runs a row for each token that it
+/// has drafted, and drafts the next one from what it makes of that row.
+pub(super) struct Links<'a, 'h> {
+    /// Key of single steps.
+    pub(super) key: StepKey,
+    /// Key of a chain of steps.
+    pub(super) chain: StepKey,
+    /// The tokens that are scored, if not all.
+    pub(super) list: Option<&'a TokenList>,
+    /// Adds a row for a request's newest token to a batch.
+    pub(super) push: &'a dyn Fn(&mut Memory, &mut Batch, &mut DraftRequest<'_>, u32),
+    /// Runs a batch, from what it has made of the rows before. Returns what is scored, and what
+    /// the next step starts from.
+    pub(super) forward: &'a dyn Fn(&mut Memory, &Batch, &Tensor) -> Tensor,
+    /// Scores of the next token.
+    pub(super) score: &'a dyn Fn(&Tensor) -> HeadLogits<'h>,
+}
+
+impl Links<'_, '_> {
+    /// Drafts for each request that wants a token, from row `last` of `x`, one for each of `requests`.
+    /// The rows of drafted tokens stay in `memory`: of all but the last one.
+    pub(super) fn draft(
+        &self,
+        b: &dyn Backend,
+        memory: &mut Memory,
+        (mut x, last): (Tensor, &[usize]),
+        requests: &mut [DraftRequest<'_>],
+        scratch: &mut Scratch,
+    ) -> Vec<Vec<u32>> {
+        let mut drafts = vec![Vec::new(); requests.len()];
+        let mut active = wanting(requests, 0);
+        let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
+        let mut n = 0;
+        while !active.is_empty() {
+            x = b.gather(&x, &from);
+            let steps = shortest(requests, &active, n);
+            let mut batches = vec![Batch::default(); steps];
+            // The first token is scored by the rows above.
+            for batch in batches.iter_mut().skip(usize::from(n == 0)) {
+                for &r in &active {
+                    let newest = newest(&drafts[r]).unwrap_or(0);
+                    (self.push)(memory, batch, &mut requests[r], newest);
+                }
+            }
+            let stretch = Stretch {
+                key: self.key,
+                chain: self.chain,
+                batches,
+                active: &active,
+                list: self.list,
+                link: None,
+            };
+            x = stretch.draft(
+                b,
+                x,
+                &mut |batch, x| vec![(self.forward)(memory, batch, x)],
+                self.score,
+                (requests, &mut drafts),
+                scratch,
+            );
+            n += steps;
+            from = (0..active.len())
+                .filter(|&i| requests[active[i]].limit > n)
+                .collect();
+            active = from.iter().map(|&i| active[i]).collect();
+        }
+        drafts
+    }
+}
 
 impl Stretch<'_> {
     /// Drafts a token a batch for each active request, from `x` on: in one go if the
