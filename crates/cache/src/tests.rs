@@ -517,6 +517,31 @@ fn a_kept_sequence_goes_on_at_its_end_and_at_its_snapshots() {
 }
 
 #[test]
+fn a_sequence_that_is_rewound_goes_on_as_if_it_had_guessed_nothing() {
+    for has_delta in [false, true] {
+        let mut toy = Toy::new(1, has_delta);
+        let mut text = toy.open().unwrap();
+        let mut alone = Toy::new(1, has_delta);
+        let mut want = alone.open().unwrap();
+        for step in 0..9u32 {
+            let tokens: Vec<u32> = (40 * step..40 * step + 40).collect();
+            // The newest row is tentative, as that of a pending token.
+            toy.push(&mut text, &tokens, 39).unwrap();
+            alone.push(&mut want, &tokens, 39).unwrap();
+            let mark = toy.memory.mark(&Reference, &text.sequence).unwrap();
+            for guess in 0..step {
+                toy.push(&mut text, &[1000 + guess], 0).unwrap();
+            }
+            toy.memory.rewind(&mut text.sequence, mark);
+            Toy::forget(&mut text);
+            assert_eq!(text.sequence.certain(), want.sequence.certain());
+            assert_eq!(text.outputs, want.outputs, "recurrent state: {has_delta}");
+            toy.check_owners(std::slice::from_ref(&text));
+        }
+    }
+}
+
+#[test]
 fn a_snapshot_has_the_rows_of_windows_that_the_sequence_gives_back() {
     let mut toy = Toy::new(2, false);
     let text = written(&mut toy, 390);
