@@ -94,7 +94,7 @@ pub enum EngineError {
     /// The draft model has another vocabulary than the target.
     #[error(
         "the draft model's vocabulary is not the target's: token {id} is `{drafter}` in the draft model \
-         and `{target}` in the target; take a draft model of the target's own family and version"
+         and `{target}` in the target"
     )]
     OtherVocabulary {
         /// The first token that differs.
