@@ -205,6 +205,7 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
                 Draft::Head,
                 Draft::Eagle3,
                 Draft::Block,
+                Draft::Model,
                 Draft::Ngram,
                 Draft::Oracle,
             ] {
