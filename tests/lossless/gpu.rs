@@ -7,6 +7,7 @@ use crate::guesses::assert_same_guesses;
 use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::assert_lossless_over_splits;
 use crate::media::{SEEING, assert_pictures_change_nothing};
+use crate::mixed::assert_mixed_batches_hold;
 use crate::pooled::assert_vectors_hold;
 use crate::preempt::assert_preemption_changes_nothing;
 use crate::reuse::assert_reuse_changes_nothing;
@@ -93,6 +94,17 @@ fn beginnings_of_kept_and_running_texts_change_nothing_on_a_gpu() {
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_kept_texts_change_nothing(s, subject, &gpu);
         assert_sharing_changes_nothing(s, subject, &gpu);
+    }
+}
+
+#[test]
+fn what_one_stream_asks_of_speculation_changes_no_other_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_mixed_batches_hold(s, subject, &gpu);
     }
 }
 

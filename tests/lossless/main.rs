@@ -22,6 +22,7 @@ mod guesses;
 mod kept;
 mod long;
 mod media;
+mod mixed;
 mod pooled;
 mod preempt;
 mod reuse;

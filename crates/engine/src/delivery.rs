@@ -14,7 +14,7 @@ use crate::request::{
     CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, RoundEvent,
     Segment, Sink, Speculation, Timings, TracedToken, Usage, WrittenToken,
 };
-use speculate::{Accept, Finish, RoundTrace, Stream, TokenSource};
+use speculate::{Finish, RoundTrace, Stream, TokenSource};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,8 +43,6 @@ pub(crate) struct Running {
     pub(crate) queued_ms: f64,
     /// Whether the request may draft at all.
     pub(crate) speculates: bool,
-    /// The rule by which its drafted tokens are accepted.
-    pub(crate) accept: Accept,
     /// When the first token came, if one has come.
     pub(crate) first_token: Option<Instant>,
     /// The request's number, for whoever keeps records of the engine.
@@ -490,7 +488,7 @@ impl Running {
                 stats,
                 self.stream.ms_saved(),
                 drafter.filter(|_| self.speculates),
-                self.accept,
+                self.stream.accept(),
                 Some(reason),
             ),
             embedding: Vec::new(),

@@ -47,6 +47,8 @@ pub struct Request {
     pub draft: Option<DraftLength>,
     /// Who may guess, of those that the model has ([`ModelInfo::guesser`](crate::ModelInfo::guesser)).
     pub drafters: Guessers,
+    /// The rule by which drafted tokens are accepted; the engine's own if absent.
+    pub accept: Option<Accept>,
     /// Whether tokens come with their log-probabilities, and with which. Those of the logits are
     /// of all tokens, whatever a grammar allows.
     pub logprobs: Option<TopLogprobs>,
@@ -99,6 +101,7 @@ impl Request {
             tools: None,
             draft: None,
             drafters: Guessers::default(),
+            accept: None,
             logprobs: None,
             trace: false,
             grammar: None,

@@ -27,6 +27,7 @@
 //! | `generation` | a request on its way through the engine |
 //! | `run` | how far the requests are that run, and in which slots |
 //! | `samplers` | which samplers act |
+//! | `speculation` | who drafts for a request, how far, and which guesses stay |
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | OpenAI's dialect, one file an endpoint |
 //! | `anthropic/*` | Anthropic's dialect |
@@ -80,6 +81,7 @@ mod run;
 mod samplers;
 mod server;
 mod sources;
+mod speculation;
 mod sse;
 mod strict;
 mod table;

@@ -7,9 +7,8 @@
 use std::sync::Arc;
 
 use engine::{
-    Channel, DRY_BREAKERS, DraftLength, Engine, Guessers, LineLimits, LogprobsOf, Mirostat,
-    ModelInfo, Namespace, Request, SAMPLER_NUMBERS, Sampling, ToolUse, Tools, TopLogprobs,
-    sequence_breakers,
+    Channel, DRY_BREAKERS, Engine, LineLimits, LogprobsOf, Mirostat, Namespace, Request,
+    SAMPLER_NUMBERS, Sampling, ToolUse, Tools, TopLogprobs, sequence_breakers,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -30,6 +29,7 @@ use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
 use crate::offer::{Offer, OfferFields, hold};
 use crate::samplers;
+use crate::speculation::Speculation;
 
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;
@@ -71,8 +71,7 @@ pub(crate) struct Options {
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) ignore_eos: bool,
     pub(crate) show_specials: bool,
-    pub(crate) draft: Option<DraftLength>,
-    pub(crate) drafters: Guessers,
+    pub(crate) speculation: Speculation,
     /// Whether reasoning comes apart from the answer; its marks are text where it does not and
     /// `shows_reasoning_marks` is set.
     pub(crate) splits_reasoning: bool,
@@ -131,7 +130,6 @@ impl Options {
                 format!("must be {most} at most, as many as may be written"),
             ));
         }
-        let speculation = speculation(fields, engine.info())?;
         Ok(Options {
             sampling,
             max_tokens,
@@ -139,8 +137,7 @@ impl Options {
             stop_token_ids: stop_token_ids(fields, engine.info().vocab_size)?,
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             show_specials: !fields.bool("skip_special_tokens")?.unwrap_or(true),
-            draft: speculation.draft,
-            drafters: speculation.drafters,
+            speculation: Speculation::read(fields, engine.info())?,
             splits_reasoning: false,
             shows_reasoning_marks: false,
             logprobs: None,
@@ -222,8 +219,9 @@ impl Options {
                 tools: Tools::new(&offer.definitions).into(),
                 calls_max: offer.calls_max,
             }),
-            draft: self.draft,
-            drafters: self.drafters,
+            draft: self.speculation.draft,
+            drafters: self.speculation.drafters,
+            accept: self.speculation.accept,
             logprobs: self.logprobs.map(|top| TopLogprobs {
                 top,
                 of: self.logprobs_of,
@@ -561,66 +559,4 @@ fn stop(fields: &Fields<'_>, name: &'static str) -> Result<Vec<String>, ApiError
         }
     }
     Ok(stops)
-}
-
-/// What a request says of its drafts.
-#[derive(Default)]
-struct Speculation {
-    /// How long they are, if it says so.
-    draft: Option<DraftLength>,
-    /// Who may guess.
-    drafters: Guessers,
-}
-
-/// `"auto"`, `"off"`, or an object of `draft_max` or `draft_fixed`, and `drafters`.
-fn speculation(fields: &Fields<'_>, info: &ModelInfo) -> Result<Speculation, ApiError> {
-    const NAME: &str = "speculation";
-    let wrong = || {
-        let expected =
-            "must be \"auto\", \"off\" or an object of draft_max or draft_fixed, and drafters";
-        fields.error(NAME, expected)
-    };
-    let map = match fields.get(NAME) {
-        None => return Ok(Speculation::default()),
-        Some(Value::String(word)) if word == "auto" => return Ok(Speculation::default()),
-        Some(Value::String(word)) if word == "off" => {
-            return Ok(Speculation {
-                draft: Some(DraftLength::UpTo(0)),
-                ..Speculation::default()
-            });
-        }
-        Some(Value::Object(map)) => map,
-        Some(_) => return Err(wrong()),
-    };
-    let known = ["draft_max", "draft_fixed", "drafters"];
-    let is_known = |key: &String| known.contains(&key.as_str());
-    if !map.keys().all(is_known) || map.contains_key(known[0]) && map.contains_key(known[1]) {
-        return Err(wrong());
-    }
-    let inner = fields.inside(map, "speculation.");
-    let limit = i64::try_from(info.draft_max).unwrap_or(i64::MAX);
-    let length = |key| Ok::<_, ApiError>(inner.integer(key, 0..=limit)?.map(|n| n as usize));
-    let draft = length(known[0])?.map(DraftLength::UpTo);
-    let draft = draft.or(length(known[1])?.map(DraftLength::Fixed));
-    let drafters = match inner.get(known[2]) {
-        None => Guessers::default(),
-        Some(names) => drafters(names, info).map_err(|message| inner.error(known[2], message))?,
-    };
-    Ok(Speculation { draft, drafters })
-}
-
-/// The drafters of the list `names`; what is wrong with it, if it names none or others than the model has.
-fn drafters(names: &Value, info: &ModelInfo) -> Result<Guessers, String> {
-    let names = names.as_array().filter(|names| !names.is_empty());
-    let names =
-        names.ok_or("must be a list of drafters; \"speculation\": \"off\" turns them off")?;
-    let guesser = |name: &Value| name.as_str().and_then(|name| info.guesser(name));
-    let guessers: Option<Guessers> = names.iter().map(guesser).collect();
-    guessers.ok_or_else(|| match &info.drafters[..] {
-        [] => format!("nobody drafts for this model: {}", info.drafter_reason),
-        known => format!(
-            "may name the drafters of this model alone: {}",
-            known.join(", ")
-        ),
-    })
 }

@@ -24,7 +24,6 @@
 //! - rows that give no token once they are edited. Either they gave none before, or edits have left
 //!   nothing to choose from: the logits are computed once more, and the host tells the two apart.
 
-use crate::accept::Accept;
 use crate::logprobs::LogprobsOf;
 use crate::round::StreamRows;
 use crate::sample::ByDevice;
@@ -105,8 +104,7 @@ impl Speculator {
         }
         let plan = |(s, i): (&&mut Stream, usize)| {
             let sampling = &s.options.sampling;
-            let needs_all = self.accept.with(sampling) == Accept::Residual
-                || s.options.logprobs_of(LogprobsOf::Choice).is_some();
+            let needs_all = s.rejects() || s.options.logprobs_of(LogprobsOf::Choice).is_some();
             match needs_all {
                 false => sampling.by_device((s.tokens.len() + i) as u64),
                 true => ByDevice::Nothing,

@@ -15,7 +15,7 @@
 //! pending token. A chunk that does not reach the prompt's end chooses nothing, nor does the
 //! prompt of a stream that [pools its rows](crate::pooling).
 
-use crate::accept::{Accept, Verdict, accept_with, residual};
+use crate::accept::{Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
 use crate::draft::{self, DraftRequest, TargetView};
 use crate::length::{Guesser, LengthInput, Longest, Plan, RoundCost};
@@ -322,6 +322,7 @@ impl Speculator {
     /// Which tokens of `stream`'s draft stay, and the token after them. All of these are in
     /// the stream's history then.
     fn verdict(&mut self, stream: &mut Stream, choices: &Choices<'_>) -> Verdict {
+        let rejects = stream.rejects();
         let Stream {
             tokens,
             draft,
@@ -333,7 +334,6 @@ impl Speculator {
         } = stream;
         let (sampling, scratch) = (&options.sampling, &mut self.scratch);
         let top_of_choice = options.logprobs_of(LogprobsOf::Choice);
-        let rejects = self.accept.with(sampling) == Accept::Residual;
         let mut open = choices.scores.chunks_exact(choices.cols.max(1));
         let verdict = accept_with(draft, |i| {
             if i > 0 {
@@ -458,7 +458,7 @@ impl Speculator {
             let speculates = stream.options.draft.max() > 0 && stream.finish.is_none();
             if rows.chooses && speculates {
                 let room = stream.draft_room(self.memory.size().context);
-                let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
+                let rejects = stream.rejects();
                 stream.fit_draft(room, rejects);
             }
         }
@@ -505,7 +505,7 @@ impl Speculator {
             if !stream.is_read() {
                 continue;
             }
-            let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
+            let rejects = stream.rejects();
             let of_head = if guesser == Guesser::Head { limit } else { 0 };
             if let Some(request) = stream.draft_request(kept, of_head, rejects) {
                 readers.push(i);

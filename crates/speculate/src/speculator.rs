@@ -103,12 +103,12 @@ impl Speculator {
         self.drafters.copies = true;
     }
 
-    /// How it is decided which drafted tokens stay.
+    /// How it is decided which drafted tokens stay, of streams that do not [say it themselves](Stream::accept_by).
     pub fn accept(&self) -> Accept {
         self.accept
     }
 
-    /// Decides from now on by `accept` which drafted tokens stay.
+    /// Decides by `accept` which drafted tokens of streams stay that are started from now on.
     #[must_use]
     pub fn accepting(mut self, accept: Accept) -> Self {
         self.accept = accept;
@@ -200,6 +200,8 @@ impl Speculator {
     ) -> Stream {
         let entry = self.index.insert(prompt.namespace, keys);
         let rule = self.target.media_rows();
-        Stream::new(state, entry, prompt, options, &self.memory, rule)
+        let mut stream = Stream::new(state, entry, prompt, options, &self.memory, rule);
+        stream.accept_by(self.accept);
+        stream
     }
 }

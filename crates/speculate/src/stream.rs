@@ -1,6 +1,6 @@
 //! One text being written: what was asked for, what has come of it, and what is remembered.
 
-use crate::accept::Verdict;
+use crate::accept::{Accept, Verdict};
 use crate::constraint::{Constraint, ConstraintError};
 use crate::draft::{DraftRequest, DraftState, Ngrams};
 use crate::length::{Copy, DraftLength, Guesser, Guessers, Ledger, LengthInput};
@@ -171,6 +171,8 @@ pub struct Stream {
     pub(crate) failure: Option<ConstraintError>,
     /// Tokens that the next draft begins with.
     pub(crate) given: Vec<u32>,
+    /// How it is decided which of its drafted tokens stay.
+    pub(crate) accept: Accept,
     /// Who may guess.
     pub(crate) guessers: Guessers,
     /// The text's n-grams, where these may guess.
@@ -247,6 +249,7 @@ impl Stream {
             constraint: None,
             failure: None,
             given: Vec::new(),
+            accept: Accept::default(),
             guessers: Guessers::default(),
             ngrams: Ngrams::default(),
             guesser: Guesser::default(),
@@ -345,6 +348,22 @@ impl Stream {
     /// Lets `guessers` alone guess for the stream, of those that the [`Speculator`](crate::Speculator) has.
     pub fn restrict_drafters(&mut self, guessers: Guessers) {
         self.guessers = guessers;
+    }
+
+    /// Decides by `accept`, instead of by the [`Speculator`](crate::Speculator)'s own rule, which of the stream's
+    /// drafted tokens stay. Call it before the stream's first round.
+    pub fn accept_by(&mut self, accept: Accept) {
+        self.accept = accept;
+    }
+
+    /// The rule by which the stream's drafted tokens stay: exact where it is greedy.
+    pub fn accept(&self) -> Accept {
+        self.accept.with(&self.options.sampling)
+    }
+
+    /// Whether drafted tokens stay by rejection sampling, which wants to know what they were drawn from.
+    pub(crate) fn rejects(&self) -> bool {
+        self.accept() == Accept::Residual
     }
 
     /// Whether the head reads the stream's rows: it may guess for it.

@@ -138,7 +138,6 @@ impl Scheduler {
         let media_tokens = MediaRowCounts::of(&request.media);
         let stops = StopStrings::new(&request.stop);
         let speculates = options.draft.max() > 0;
-        let accept = self.speculator.accept().with(&options.sampling);
         let reuses = self.reuses(&request);
         let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
         let stream = match reuses {
@@ -151,6 +150,9 @@ impl Scheduler {
                     stream.constrain(Box::new(constraint));
                 }
                 stream.restrict_drafters(request.drafters);
+                if let Some(accept) = request.accept {
+                    stream.accept_by(accept);
+                }
                 if request.trace {
                     stream.trace();
                 }
@@ -170,7 +172,6 @@ impl Scheduler {
                     delivered: 0,
                     queued_ms: job.submitted.elapsed().as_secs_f64() * 1e3,
                     speculates,
-                    accept,
                     first_token: None,
                     number: request.number.unwrap_or(rank.arrival),
                     client: request.client,

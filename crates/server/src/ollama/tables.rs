@@ -254,8 +254,10 @@ fn table(name: &'static str, honored: &'static [Known], refused: &'static [Unsup
             [
                 "speculation",
                 "speculation.draft_max",
+                "speculation.max_draft",
                 "speculation.draft_fixed",
                 "speculation.drafters",
+                "speculation.accept",
             ],
         )
         .honors(OPTIONS, HONORED_IN_OPTIONS)

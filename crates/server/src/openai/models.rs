@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Response};
-use engine::{SAMPLER_NUMBERS, Sampling};
+use engine::{Accept, SAMPLER_NUMBERS, Sampling};
 use serde_json::{Value, json};
 
 use super::tables;
@@ -132,6 +132,7 @@ fn meta(loaded: &Loaded) -> Value {
             "draft_max": info.draft_max,
             "draft_vocab": info.draft_vocab,
             "accept": info.accept,
+            "accept_rules": Accept::ALL.map(Accept::name),
         },
         "preflight": info.preflight,
         "unused_tensors": info.unused_tensors,

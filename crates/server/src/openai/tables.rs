@@ -157,12 +157,17 @@ pub(crate) const HONORED: &[Known] = &[
     known(
         "speculation",
         Any,
-        "`\"auto\"`, `\"off\"`, or an object of `draft_max` or `draft_fixed`, and `drafters`; the text is the same",
+        "`\"auto\"`, `\"off\"`, or an object of the fields below ([how](speculation.md#turning-it-on-and-off)); the text is the same, unless `accept` is `residual`",
     ),
     known(
         "speculation.draft_max",
         Integer,
         "tokens of a draft, at most",
+    ),
+    known(
+        "speculation.max_draft",
+        Integer,
+        "another name of `speculation.draft_max`",
     ),
     known(
         "speculation.draft_fixed",
@@ -173,6 +178,11 @@ pub(crate) const HONORED: &[Known] = &[
         "speculation.drafters",
         Any,
         "a list of those that may guess, of the drafters that `/v1/models` names, such as `[\"ngram\"]`",
+    ),
+    known(
+        "speculation.accept",
+        Any,
+        "`\"exact\"` or `\"residual\"`: which guesses stay ([rules](speculation.md#which-guesses-stay)), whatever `--accept` says",
     ),
     known(
         "response_format",

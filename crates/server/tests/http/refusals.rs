@@ -242,6 +242,14 @@ async fn values_out_of_range_are_named() {
         ("speculation.draft_max", json!({"draft_max": 99})),
         ("speculation.draft_fixed", json!({"draft_fixed": 99})),
         ("speculation", json!({"draft_fixed": 1, "draft_max": 1})),
+        ("speculation.max_draft", json!({"max_draft": 99})),
+        (
+            "speculation.max_draft",
+            json!({"max_draft": 1, "draft_max": 1}),
+        ),
+        ("speculation", json!({"draft_fixed": 1, "max_draft": 1})),
+        ("speculation.accept", json!({"accept": "typical"})),
+        ("speculation.accept", json!({"accept": true})),
         ("speculation.drafters", json!({"drafters": []})),
         ("speculation.drafters", json!({"drafters": "ngram"})),
         (

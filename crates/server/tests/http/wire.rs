@@ -38,6 +38,11 @@ async fn the_model_and_the_server_describe_themselves() {
     assert_eq!(model["object"], "model");
     assert_eq!(model["meta"]["n_ctx"], 512);
     assert_eq!(model["meta"]["speculation"]["drafter"], "mtp");
+    assert_eq!(model["meta"]["speculation"]["accept"], "exact");
+    assert_eq!(
+        model["meta"]["speculation"]["accept_rules"],
+        json!(["exact", "residual"])
+    );
     assert!(model["meta"]["unused_tensors"].is_array());
     assert_eq!(models["models"][0]["capabilities"], json!(["completion"]));
     assert_eq!(
@@ -160,6 +165,7 @@ async fn text_does_not_depend_on_streaming_speculation_or_company() {
                 json!({"speculation": "off"}),
                 json!({"speculation": "off", "stream": true}),
                 json!({"speculation": {"draft_max": 1}}),
+                json!({"speculation": {"max_draft": 2, "accept": "exact"}}),
                 json!({"speculation": {"draft_fixed": 2}}),
                 json!({"speculation": {"draft_fixed": 3, "drafters": ["ngram"]}}),
                 json!({"speculation": {"drafters": [head]}}),
@@ -189,6 +195,69 @@ async fn text_does_not_depend_on_streaming_speculation_or_company() {
         );
         let together: Vec<String> = [a, b, c, d].iter().map(|reply| reply.text()).collect();
         assert_eq!(together, alone, "{model}");
+    }
+}
+
+#[tokio::test]
+async fn each_request_says_which_guesses_stay() {
+    let server = Server::start(Setup {
+        sequences: 4,
+        ..Setup::default()
+    })
+    .await;
+    let sampled = with(&hello(40), json!({"temperature": 1.2, "seed": 3}));
+    let plain = server
+        .chat(&with(&sampled, json!({"speculation": "off"})))
+        .await;
+    let record = plain.json()["speculation"].clone();
+    assert_eq!(
+        (&record["engaged"], &record["drafted"]),
+        (&json!(false), &json!(0))
+    );
+    assert!(record.get("accept").is_none(), "{record}");
+    let residual = with(
+        &sampled,
+        json!({"speculation": {"accept": "residual", "draft_fixed": 3}}),
+    );
+    let alone = server.chat(&residual).await;
+    assert_eq!(alone.json()["speculation"]["accept"], "residual");
+    let exact = with(
+        &sampled,
+        json!({"speculation": {"accept": "exact", "draft_fixed": 3}}),
+    );
+    let off = with(&sampled, json!({"speculation": "off"}));
+    let auto = with(&sampled, json!({"speculation": "auto"}));
+    let (a, b, c, d) = tokio::join!(
+        server.chat(&exact),
+        server.chat(&residual),
+        server.chat(&off),
+        server.chat(&auto),
+    );
+    for (reply, accept) in [(&a, "exact"), (&d, "exact"), (&b, "residual")] {
+        assert_eq!(reply.json()["speculation"]["accept"], accept);
+    }
+    for exact in [&a, &c, &d] {
+        assert_eq!(exact.text(), plain.text());
+    }
+    assert_eq!(b.text(), alone.text(), "drafts of one length, so one text");
+    // Greedy choices leave nothing to reject.
+    let greedy = json!({"temperature": 0, "speculation": {"accept": "residual"}});
+    let greedy = server.chat(&with(&hello(40), greedy)).await;
+    assert_eq!(greedy.json()["speculation"]["accept"], "exact");
+    assert_eq!(
+        greedy.text(),
+        server
+            .chat(&with(&hello(40), json!({"temperature": 0})))
+            .await
+            .text()
+    );
+    let odd = with(&sampled, json!({"speculation": {"accept": "typical"}}));
+    let refused = server.chat(&odd).await;
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.error()["param"], "speculation.accept");
+    let message = refused.error()["message"].to_string();
+    for choice in ["exact", "residual"] {
+        assert!(message.contains(choice), "{message}");
     }
 }
 
