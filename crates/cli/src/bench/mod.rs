@@ -10,6 +10,7 @@ mod length;
 mod prompts;
 mod runs;
 mod steps;
+mod summary;
 mod table;
 
 pub(crate) use table::table;
@@ -19,7 +20,7 @@ use crate::model;
 use anyhow::{Context, Result};
 use engine::{Engine, EngineOptions};
 pub(crate) use length::BenchLength;
-use prompts::prompts;
+use prompts::{prompts, random};
 use runs::Run;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 use steps::Times;
+use summary::{Summary, summaries};
 
 /// Everything that was measured, as `--json` prints it.
 #[derive(Serialize)]
@@ -49,6 +51,8 @@ struct Report {
     prefill_tok_s: BTreeMap<usize, f64>,
     draft_ms: Option<f64>,
     runs: Vec<Run>,
+    /// Chosen draft lengths against fixed ones.
+    summary: Vec<Summary>,
 }
 
 /// Runs the command.
@@ -67,7 +71,8 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
     if !output.quiet {
         say!("{}", model::describe(&model.info));
     }
-    let prompts = prompts(args, file.as_deref(), &model.text)?;
+    let mut prompts = prompts(args, file.as_deref(), &model.text)?;
+    prompts.extend(random(&model.text, model.info.vocab_size));
     let times = if args.no_steps {
         Times::default()
     } else {
@@ -109,6 +114,7 @@ fn report(args: &BenchArgs, engine: &Engine, load_ms: f64, times: Times, runs: V
         step_ms: times.step_ms,
         prefill_tok_s: times.prefill_tok_s,
         draft_ms: (n > 0).then(|| ms / n as f64),
+        summary: summaries(&runs),
         runs,
     }
 }

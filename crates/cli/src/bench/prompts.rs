@@ -1,4 +1,5 @@
-//! The prompts that are answered: built-in ones, or those of `--prompts`.
+//! The prompts that are answered: built-in ones, or those of `--prompts`; then some of random tokens, whose
+//! texts are hard to guess.
 
 use crate::args::BenchArgs;
 use crate::model;
@@ -35,6 +36,14 @@ const PROMPTS: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// The class of prompts of random tokens.
+const RANDOM: &str = "random";
+/// The temperature after these.
+pub(super) const RANDOM_TEMPERATURE: f32 = 1.5;
+/// Tokens of such a prompt, and how many prompts there are.
+const RANDOM_TOKENS: usize = 48;
+const RANDOM_PROMPTS: u64 = 3;
+
 /// A line of `--prompts`.
 #[derive(Deserialize)]
 struct PromptLine {
@@ -55,6 +64,8 @@ fn no_category() -> String {
 pub(super) struct Prompt {
     pub(super) class: String,
     pub(super) ids: Vec<u32>,
+    /// Whether it is of random tokens: written at [`RANDOM_TEMPERATURE`] alone, and on after the model's own end.
+    pub(super) is_random: bool,
 }
 
 /// The prompts of `file`, which is the text of `--prompts`, or the built-in ones.
@@ -65,6 +76,30 @@ pub(super) fn prompts(args: &BenchArgs, file: Option<&str>, text: &Text) -> Resu
     }
 }
 
+/// Prompts of random tokens of a vocabulary of `vocab` tokens, the same ones every time.
+pub(super) fn random(text: &Text, vocab: usize) -> Vec<Prompt> {
+    let prompt = |number: u64| {
+        let draws = (0..).map(|i: u64| mixed(number << 32 | i) % vocab.max(1) as u64);
+        let tokens = draws.take(RANDOM_TOKENS * 4).map(|token| token as u32);
+        let plain = tokens.filter(|&token| !text.tokenizer.is_special(token));
+        Prompt {
+            class: RANDOM.into(),
+            ids: plain.take(RANDOM_TOKENS).collect(),
+            is_random: true,
+        }
+    };
+    let prompts = (0..RANDOM_PROMPTS).map(prompt);
+    prompts.filter(|prompt| !prompt.ids.is_empty()).collect()
+}
+
+/// A number that looks random, by the finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+fn mixed(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 fn built_in(text: &Text) -> Result<Vec<Prompt>> {
     let mut prompts = Vec::new();
     for (class, texts) in PROMPTS {
@@ -73,6 +108,7 @@ fn built_in(text: &Text) -> Result<Vec<Prompt>> {
             prompts.push(Prompt {
                 class: (*class).into(),
                 ids: model::encode_chat(text, vec![message], None)?,
+                is_random: false,
             });
         }
     }
@@ -98,6 +134,7 @@ fn of_file(path: &Path, file: &str, text: &Text) -> Result<Vec<Prompt>> {
         prompts.push(Prompt {
             class: line.category,
             ids,
+            is_random: false,
         });
     }
     if prompts.is_empty() {

@@ -1,7 +1,8 @@
 //! What speculation saves: every prompt answered with every draft length and temperature.
 
 use super::length::BenchLength;
-use super::prompts::Prompt;
+use super::prompts::{Prompt, RANDOM_TEMPERATURE};
+use super::steps::median;
 use crate::args::{BenchArgs, OutputArgs};
 use anyhow::{Result, bail};
 use engine::{Accept, Engine, Request, RequestOutcome, Sampling};
@@ -19,24 +20,28 @@ pub(super) struct Run {
     /// How long the drafts are.
     pub(super) draft: BenchLength,
     pub(super) temperature: f32,
-    prompts: usize,
+    pub(super) prompts: usize,
     pub(super) tokens: usize,
     pub(super) tok_s: f64,
+    /// Milliseconds from a request to its first token: the median of the prompts.
+    pub(super) first_token_ms: f64,
     /// This rate over that of the same prompts without drafts.
     pub(super) speedup: f64,
     pub(super) tokens_per_round: f64,
     /// Share of the rounds with a draft at this position in which it was
     /// accepted, and so all before it.
     pub(super) accepted_by_position: Vec<f64>,
-    ms_draft_per_token: f64,
+    pub(super) ms_draft_per_token: f64,
     #[serde(skip)]
-    decode_ms: f64,
+    pub(super) first_tokens_ms: Vec<f64>,
     #[serde(skip)]
-    rounds: u64,
+    pub(super) decode_ms: f64,
     #[serde(skip)]
-    emitted: u64,
+    pub(super) rounds: u64,
     #[serde(skip)]
-    positions: Vec<(u64, u64)>,
+    pub(super) emitted: u64,
+    #[serde(skip)]
+    pub(super) positions: Vec<(u64, u64)>,
     #[serde(skip)]
     pub(super) draft_ms: f64,
     #[serde(skip)]
@@ -50,7 +55,10 @@ impl Run {
         self.tokens += outcome.usage.completion_tokens;
         // The first token comes from the prefill.
         self.emitted += (outcome.usage.completion_tokens as u64).saturating_sub(1);
-        self.decode_ms += outcome.timings.decode_ms;
+        let timings = &outcome.timings;
+        self.first_tokens_ms
+            .push(timings.queued_ms + timings.prefill_ms);
+        self.decode_ms += timings.decode_ms;
         self.rounds += s.rounds;
         self.draft_ms += s.ms_draft;
         self.drafted += s.drafted;
@@ -65,6 +73,7 @@ impl Run {
 
     /// Turns sums into rates.
     fn finish(&mut self) {
+        self.first_token_ms = median(std::mem::take(&mut self.first_tokens_ms));
         self.tok_s = ratio(self.emitted as f64, self.decode_ms / 1e3);
         self.tokens_per_round = ratio(
             (self.positions.iter().map(|p| p.1).sum::<u64>() + self.rounds) as f64,
@@ -95,7 +104,11 @@ pub(super) fn generate(
     let lengths = lengths(&args.draft_lengths, info.drafter.is_some());
     let mut runs: Vec<Run> = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
-        for &temperature in &args.temperatures {
+        let temperatures = match prompt.is_random {
+            true => &[RANDOM_TEMPERATURE][..],
+            false => &args.temperatures,
+        };
+        for &temperature in temperatures {
             let mut plain: Option<Vec<u32>> = None;
             for &draft in &lengths {
                 let mut request = request(args, prompt, i as u64, temperature);
@@ -120,7 +133,10 @@ pub(super) fn generate(
                     }
                     Some(_) => {}
                 }
-                for class in [&prompt.class, ALL] {
+                let classes = [prompt.class.as_str(), ALL];
+                // Texts that are hard to guess would blur what is told of all others.
+                let n_classes = if prompt.is_random { 1 } else { 2 };
+                for class in &classes[..n_classes] {
                     let drafter = draft.drafters(info);
                     run_of(&mut runs, class, drafter, draft, temperature).add(&outcome);
                 }
@@ -146,9 +162,13 @@ fn lengths(wished: &[BenchLength], drafts: bool) -> Vec<BenchLength> {
 fn request(args: &BenchArgs, prompt: &Prompt, seed: u64, temperature: f32) -> Request {
     let mut request = Request::new(prompt.ids.clone());
     request.max_tokens = Some(args.max_tokens);
+    request.ignore_eos = prompt.is_random;
     request.sampling = Sampling {
         temperature,
-        top_p: if temperature > 0.0 { args.top_p } else { 1.0 },
+        top_p: match temperature > 0.0 && !prompt.is_random {
+            true => args.top_p,
+            false => 1.0,
+        },
         seed,
         ..Sampling::default()
     };

@@ -138,7 +138,8 @@ impl<'a> PlainRead<'a> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle of `values`; 0 if there are none.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }

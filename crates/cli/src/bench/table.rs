@@ -3,12 +3,16 @@
 use super::Report;
 use std::io::{self, Write};
 
+/// Positions of the draft whose acceptance people are shown; files have all.
+const POSITIONS_SHOWN: usize = 4;
+
 /// Writes the times of steps and prefill, if they were measured, and what speculation saves.
 pub(super) fn print(report: &Report, aligned: bool, out: &mut impl Write) -> io::Result<()> {
     if let Some(&one) = report.step_ms.get(&1) {
         print_steps(report, one, aligned, out)?;
     }
-    print_runs(report, aligned, out)
+    print_runs(report, aligned, out)?;
+    print_summary(report, aligned, out)
 }
 
 /// Steps against the one of a single row, which takes `one` milliseconds; then prefill.
@@ -57,11 +61,16 @@ fn plain_read(report: &Report) -> String {
 /// A row for each class of prompts, temperature and draft length.
 fn print_runs(report: &Report, aligned: bool, out: &mut impl Write) -> io::Result<()> {
     let runs = report.runs.iter().map(|run| {
-        let accepted: Vec<String> = run
+        let mut accepted: Vec<String> = run
             .accepted_by_position
             .iter()
             .map(|a| format!("{a:.2}"))
             .collect();
+        // Sixteen positions are wider than most terminals.
+        if aligned && accepted.len() > POSITIONS_SHOWN {
+            accepted.truncate(POSITIONS_SHOWN);
+            accepted.push("…".to_owned());
+        }
         vec![
             run.class.clone(),
             run.temperature.to_string(),
@@ -70,6 +79,7 @@ fn print_runs(report: &Report, aligned: bool, out: &mut impl Write) -> io::Resul
             run.tokens.to_string(),
             format!("{:.1}", run.tok_s),
             format!("{:.2}", run.speedup),
+            format!("{:.1}", run.first_token_ms),
             format!("{:.2}", run.tokens_per_round),
             accepted.join(" "),
         ]
@@ -82,10 +92,46 @@ fn print_runs(report: &Report, aligned: bool, out: &mut impl Write) -> io::Resul
         "tokens",
         "tok/s",
         "speedup",
-        "tokens a round",
+        "first ms",
+        "tokens/round",
         "accepted by position",
     ];
-    table(&head, &[0, 2, 8], &runs.collect::<Vec<_>>(), aligned, out)
+    table(&head, &[0, 2, 9], &runs.collect::<Vec<_>>(), aligned, out)
+}
+
+/// Chosen draft lengths against fixed ones, a row for each class and temperature.
+fn print_summary(report: &Report, aligned: bool, out: &mut impl Write) -> io::Result<()> {
+    if report.summary.is_empty() {
+        return Ok(());
+    }
+    let share = |x: Option<f64>| x.map_or(String::new(), |x| format!("{x:.2}"));
+    let rows = report.summary.iter().map(|summary| {
+        vec![
+            summary.class.clone(),
+            summary.temperature.to_string(),
+            summary
+                .none_tok_s
+                .map_or(String::new(), |x| format!("{x:.1}")),
+            format!("{:.1} ({})", summary.best_fixed_tok_s, summary.best_fixed),
+            format!("{:.1}", summary.auto_tok_s),
+            share(Some(summary.auto_over_best_fixed)),
+            share(summary.auto_over_none),
+        ]
+    });
+    let head = [
+        "class",
+        "T",
+        "none",
+        "best fixed",
+        "auto",
+        "auto ÷ best fixed",
+        "auto ÷ none",
+    ];
+    writeln!(
+        out,
+        "\nchosen draft lengths (auto) against fixed ones, tok/s:\n"
+    )?;
+    table(&head, &[0], &rows.collect::<Vec<_>>(), aligned, out)
 }
 
 /// Writes a table: aligned for people, or as Markdown for files. Columns are right-aligned

@@ -4,6 +4,7 @@
 //! `--help` and the shape of `--json` are snapshots in `tests/snapshots`;
 //! `UPDATE_SNAPSHOTS=1 cargo test -p paceline` writes them anew.
 
+mod bench;
 mod chat;
 mod command_line;
 mod config;
