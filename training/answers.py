@@ -52,17 +52,17 @@ def prompts(corpus, text, n, r):
     return found
 
 
-def rows(model, corpus, tokenizer, n, length, device, seed=0):
-    """Rows of `length + 1` ids of conversations that the target has answered."""
+def documents(model, corpus, tokenizer, n, device, seed=0):
+    """`n` conversations that the target has answered, as ids."""
     r = random.Random(seed)
     text = evaluate.Text(model.family, tokenizer)
     asked = prompts(corpus, text, n, r)
     r.shuffle(asked)
-    documents = []
+    found = []
     for i, temperature in enumerate(TEMPERATURES):
         part = asked[i :: len(TEMPERATURES)]
         written = evaluate.generate(
             model, part, LONGEST_ANSWER, text.ends, temperature, seed, device, at_once=AT_ONCE
         )
-        documents += [np.array(p + a, np.uint16) for p, a in zip(part, written)]
-    return data.pack(documents, length, r)
+        found += [np.array(p + a, np.uint16) for p, a in zip(part, written)]
+    return found

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a model and its drafters, and prints the table of a model card.
 
-    python evaluate.py DIR --corpus DIR [--assistant DIR] [--eagle3 DIR] [--out report.json]
+    python evaluate.py DIR --corpus DIR [--assistant DIR] [--eagle3 DIR] [--dspark DIR] [--out report.json]
 
 - Loss in nats a token, by set of the held-out corpus, documents one by one.
 - Sums, reading questions and tool calls, generated from seeds that training has
@@ -57,7 +57,7 @@ SYNTHETIC_CATEGORIES = (
 )
 GROUPS = ("synthetic", "real", "dialogue", "all")
 TEMPERATURES = (0.7, 1.0)
-DRAFTERS = ("assistant", "centroid", "mtp", "eagle3")
+DRAFTERS = ("assistant", "centroid", "mtp", "eagle3", "dspark")
 GREEDY = "own greedy answers"
 DEPTH = 3
 MAX_LENGTH = 1024
@@ -202,9 +202,9 @@ def losses(model, documents, device):
 @plainly
 @torch.no_grad()
 def agreement(model, unroll, sequences, device, temperatures=()):
-    """What every draft is worth: for each sequence a bool array `[T, DEPTH]`, whether
+    """What every draft is worth: for each sequence a bool array `[T, depth]`, whether
     draft `k` of the round whose newest token is `p + 1` is the target's greedy choice;
-    and for each temperature the overlap `Σ min(p, q)` of the same drafts, `[T, DEPTH]`."""
+    and for each temperature the overlap `Σ min(p, q)` of the same drafts, `[T, depth]`."""
     hits = [None] * len(sequences)
     overlaps = {t: [None] * len(sequences) for t in temperatures}
     for chunk in in_batches(sequences):
@@ -212,10 +212,10 @@ def agreement(model, unroll, sequences, device, temperatures=()):
         out = model(ids[:, :-1])
         drafts = unroll(ids, out)
         logits, own = out["logits"], out["logits"].argmax(-1)
-        T = own.shape[1]
-        match = torch.zeros(len(chunk), T, DEPTH, dtype=torch.bool, device=device)
-        kept = {t: torch.zeros(len(chunk), T, DEPTH, device=device) for t in temperatures}
-        for k, draft in enumerate(drafts[:DEPTH]):
+        T, depth = own.shape[1], len(drafts)
+        match = torch.zeros(len(chunk), T, depth, dtype=torch.bool, device=device)
+        kept = {t: torch.zeros(len(chunk), T, depth, device=device) for t in temperatures}
+        for k, draft in enumerate(drafts[: T - 1]):
             draft = draft[:, : T - 1 - k]
             match[:, : T - 1 - k, k] = draft.argmax(-1) == own[:, 1 + k :]
             for t in temperatures:
@@ -229,21 +229,22 @@ def agreement(model, unroll, sequences, device, temperatures=()):
 
 
 def by_position(worth, starts=None):
-    """The mean of each draft at positions 1..DEPTH, each on its own."""
-    right, seen = [0] * DEPTH, [0] * DEPTH
+    """The mean of each draft at positions 1, 2, …, each on its own."""
+    depth = next((h.shape[1] for h in worth if h is not None), 0)
+    right, seen = [0] * depth, [0] * depth
     for i, h in enumerate(worth):
         if h is None:
             continue
         first = (starts[i] if starts else 1) - 1
-        for k in range(DEPTH):
+        for k in range(depth):
             # Rows whose answer lies beyond the text have nothing to agree with.
-            rows = h[first : len(h) - 1 - k, k]
+            rows = h[first : max(len(h) - 1 - k, 0), k]
             right[k] += float(rows.sum())
             seen[k] += len(rows)
     return [r / max(s, 1) for r, s in zip(right, seen)]
 
 
-def tokens_a_round(hits, starts, depth=DEPTH):
+def tokens_a_round(hits, starts, depth):
     """Walks every generated answer in rounds: drafts, keeps the agreeing prefix, goes on."""
     rounds = tokens = 0
     for i, h in enumerate(hits):
@@ -369,35 +370,24 @@ def bench_talks(corpus):
             yield record["category"], conversations.conversation(record["messages"], tools)
 
 
-def report(model, drafters, corpus, tokenizer, log, quick=False):
-    """All figures of a model card as one dict; `drafters` maps names to modules."""
-    device = str(next(model.parameters()).device)
-    text = Text(model.family, tokenizer)
-    result = {}
+def unrolled(model, name, drafter):
+    """What drafts with `drafter` over whole texts, as `agreement` wants it."""
+    if name == "mtp":
+        return lambda ids, out: model.unroll(ids, out, DEPTH, exact=True)
+    depth = drafter.n_rows if name == "dspark" else DEPTH
+    return lambda ids, out: drafter.unroll(model, ids, out, depth)
 
-    def unroll_of(name):
-        drafter = drafters[name]
-        if name == "mtp":
-            return lambda ids, out: model.unroll(ids, out, DEPTH, exact=True)
-        return lambda ids, out: drafter.unroll(model, ids, out, DEPTH)
 
-    records = data.read_records(Path(corpus) / "eval.jsonl.xz")
-    fresh = random.Random(HELD_OUT_SEED)
-    held_out = [{**conversations.generate(fresh), "set": "synthetic"} for _ in range(150)]
-    records = [x for x in records if x["set"] not in ("synthetic", "gpteacher")] + held_out
-    if quick:
-        records = records[::8]
-    documents = [(x["set"], text.ids(chat.document(x, model.family))[:MAX_LENGTH]) for x in records]
-    result["loss"] = losses(model, documents, device)
+def of_target(model, text, documents, n, device, log):
+    """What the target is worth without drafters: losses, `n` cases of each task, answers."""
+    result = {"loss": losses(model, documents, device), "cases": n}
     log("loss: " + ", ".join(f"{k} {v[0]:.3f}" for k, v in result["loss"].items()))
     by_class = {}
-    for name, (nats, n) in result["loss"].items():
+    for name, (nats, seen) in result["loss"].items():
         t, m = by_class.get(class_of(name), (0.0, 0))
-        by_class[class_of(name)] = (t + nats * n, m + n)
-    result["loss_by_class"] = {k: t / n for k, (t, n) in by_class.items()}
+        by_class[class_of(name)] = (t + nats * seen, m + seen)
+    result["loss_by_class"] = {k: t / m for k, (t, m) in by_class.items()}
     log(f"loss by class: {result['loss_by_class']}")
-
-    n = result["cases"] = 40 if quick else 250
     for name, make, limit in (("sums", sums, 60), ("reading", reading, 60), ("lookups", lookups, 60)):
         jobs = make(text, random.Random(HELD_OUT_SEED + 1), n)
         answers = generate(model, [j[0] for j in jobs], min(limit, 1000), text.ends, device=device)
@@ -412,47 +402,82 @@ def report(model, drafters, corpus, tokenizer, log, quick=False):
     result["tool_calls_valid"] = sum(c[0] for c in checks) / n
     result["tool_calls_right"] = sum(c[1] for c in checks) / n
     log(f"tool calls: valid {result['tool_calls_valid']:.3f}, right {result['tool_calls_right']:.3f}")
-
-    talks = list(bench_talks(corpus))
-    talks = talks[::6] if quick else talks
-    prompts = [
-        text.ids(("<bos>" if model.family == "gemma" else "") + t) if isinstance(t, str) else text.prompt(t)
-        for _, t in talks
-    ]
-    groups = {kind: [i for i, (c, _) in enumerate(talks) if in_group(kind, c)] for kind in GROUPS}
-    result["prompts"] = {kind: len(pick) for kind, pick in groups.items()}
-    for temperature in (0.0,) if quick else (0.0, *TEMPERATURES):
-        answers = generate(model, prompts, 160, text.ends, temperature, device=device)
-        whole = [p + a for p, a in zip(prompts, answers)]
-        # The first round follows the first token of the answer.
-        starts = [len(p) for p in prompts]
-        for name in drafters:
-            # Only greedy text tells what the target itself would have chosen next.
-            sampled = (temperature,) if temperature else ()
-            hits, overlaps = agreement(model, unroll_of(name), whole, device, sampled)
-            worth, rows = overlaps[temperature] if temperature else hits, {}
-            for kind, pick in groups.items():
-                w, s = [worth[i] for i in pick], [starts[i] for i in pick]
-                rows[kind] = {"by_position": by_position(w, s)}
-                if not temperature:
-                    rows[kind]["tokens_a_round"] = tokens_a_round(w, s)
-            result.setdefault(name, {})[f"generated T={temperature}"] = rows
-            log(f"{name} T={temperature} {rows}")
-    for name in drafters:
-        rows = {}
-        for kind in ("synthetic", "dialogue", "stories", "other"):
-            pick = [ids for s, ids in documents if class_of(s) == kind]
-            if pick:
-                hits, _ = agreement(model, unroll_of(name), pick, device)
-                rows[kind] = {"by_position": by_position(hits)}
-        log(f"{name} teacher-forced {rows}")
-        result[name]["teacher-forced"] = rows
-
     asks = [conversations.conversation([conversations.user(a)]) for a in ANSWER_PROMPTS]
     answers = generate(model, [text.prompt(t) for t in asks], 400, text.ends, device=device)
     result["answers"] = [(a, text.text(x), len(x)) for a, x in zip(ANSWER_PROMPTS, answers)]
     for ask, answer, length in result["answers"]:
         log(f"--- {ask} ({length} tokens)\n{answer}")
+    return result
+
+
+def own_answers(model, text, talks, temperatures, device):
+    """`{temperature: (prompts with the target's answers, where the answers start)}`. The first
+    round follows the first token of an answer."""
+    prompts = [
+        text.ids(("<bos>" if model.family == "gemma" else "") + t) if isinstance(t, str) else text.prompt(t)
+        for _, t in talks
+    ]
+    found = {}
+    for temperature in temperatures:
+        answers = generate(model, prompts, 160, text.ends, temperature, device=device)
+        found[temperature] = [p + a for p, a in zip(prompts, answers)], [len(p) for p in prompts]
+    return found
+
+
+def of_drafters(model, drafters, documents, talks, answered, device, log):
+    """Acceptance of each drafter, over the target's answers to `talks` and over held-out text."""
+    groups = {kind: [i for i, (c, _) in enumerate(talks) if in_group(kind, c)] for kind in GROUPS}
+    result = {"prompts": {kind: len(pick) for kind, pick in groups.items()}}
+    for name, drafter in drafters.items():
+        unroll, found = unrolled(model, name, drafter), {}
+        for temperature, (whole, starts) in answered.items():
+            # Only greedy text tells what the target itself would have chosen next.
+            sampled = (temperature,) if temperature else ()
+            hits, overlaps = agreement(model, unroll, whole, device, sampled)
+            worth, rows = overlaps[temperature] if temperature else hits, {}
+            for kind, pick in groups.items():
+                w, s = [worth[i] for i in pick], [starts[i] for i in pick]
+                rows[kind] = {"by_position": by_position(w, s)}
+                if not temperature:
+                    lengths = range(1, len(rows[kind]["by_position"]) + 1)
+                    by_length = [tokens_a_round(w, s, n) for n in lengths]
+                    rows[kind] |= {"tokens_a_round": by_length[-1], "by_length": by_length}
+            found[f"generated T={temperature}"] = rows
+            log(f"{name} T={temperature} {rows}")
+        rows = {}
+        for kind in ("synthetic", "dialogue", "stories", "other"):
+            pick = [ids for s, ids in documents if class_of(s) == kind]
+            if pick:
+                hits, _ = agreement(model, unroll, pick, device)
+                rows[kind] = {"by_position": by_position(hits)}
+        log(f"{name} teacher-forced {rows}")
+        result[name] = {**found, "teacher-forced": rows}
+    return result
+
+
+def report(model, drafters, corpus, tokenizer, log, quick=False, with_target=True):
+    """All figures of a model card as one dict; `drafters` maps names to modules. Those of the
+    target itself are left out if `with_target` is off."""
+    # Here, as it imports this module.
+    import calibration
+
+    device = str(next(model.parameters()).device)
+    text = Text(model.family, tokenizer)
+    records = data.read_records(Path(corpus) / "eval.jsonl.xz")
+    fresh = random.Random(HELD_OUT_SEED)
+    held_out = [{**conversations.generate(fresh), "set": "synthetic"} for _ in range(150)]
+    records = [x for x in records if x["set"] not in ("synthetic", "gpteacher")] + held_out
+    if quick:
+        records = records[::8]
+    documents = [(x["set"], text.ids(chat.document(x, model.family))[:MAX_LENGTH]) for x in records]
+    result = of_target(model, text, documents, 40 if quick else 250, device, log) if with_target else {}
+    talks = list(bench_talks(corpus))
+    talks = talks[::6] if quick else talks
+    answered = own_answers(model, text, talks, (0.0,) if quick else (0.0, *TEMPERATURES), device)
+    result |= of_drafters(model, drafters, documents, talks, answered, device, log)
+    if "dspark" in drafters:
+        result["calibration"] = calibration.report(model, drafters["dspark"], answered, device)
+        log(f"calibration {result['calibration']}")
     return result
 
 
@@ -462,11 +487,13 @@ def share(x):
 
 def acceptance(rows_of, tokens):
     """Rows of a table: a text, its means by position, its tokens a round."""
-    lines = ["| text | position 1 | 2 | 3 | tokens a round |", "|---|---|---|---|---|"]
+    depth = len(rows_of[0][1]["by_position"])
+    positions = " | ".join(str(k + 1) for k in range(depth))
+    lines = [f"| text | position {positions} | tokens a round |", "|---|" + "---|" * (depth + 1)]
     for group, rows in rows_of:
-        first, second, third = rows["by_position"]
+        means = " | ".join(f"{mean:.3f}" for mean in rows["by_position"])
         rounds = f"{rows['tokens_a_round']:.2f}" if tokens in group else ""
-        lines.append(f"| {group} | {first:.3f} | {second:.3f} | {third:.3f} | {rounds} |")
+        lines.append(f"| {group} | {means} | {rounds} |")
     return lines
 
 
@@ -489,33 +516,40 @@ def picture_table(counts):
 
 def table(result):
     """All figures of `report` as Markdown."""
-    lines = ["| held-out set | nats a token |", "|---|---|"]
-    lines += [f"| {k} | {v[0]:.3f} |" for k, v in result["loss"].items()]
-    lines += [f"| **{k}, together** | **{v:.3f}** |" for k, v in result["loss_by_class"].items()]
-    lines += ["", f"| task, greedy, {result['cases']} cases of unseen seeds | right |", "|---|---|"]
-    lines += [
-        f"| two-digit sums | {share(result['sums'])} |",
-        f"| questions about a given story, word for word | {share(result['reading'])} |",
-        f"| tool calls that parse and fit their schema | {share(result['tool_calls_valid'])} |",
-        f"| tool calls with the expected name and arguments | {share(result['tool_calls_right'])} |",
-    ]
+    lines = []
+    if "loss" in result:  # not in reports of a drafter alone
+        lines += ["| held-out set | nats a token |", "|---|---|"]
+        lines += [f"| {k} | {v[0]:.3f} |" for k, v in result["loss"].items()]
+        lines += [f"| **{k}, together** | **{v:.3f}** |" for k, v in result["loss_by_class"].items()]
+        lines += ["", f"| task, greedy, {result['cases']} cases of unseen seeds | right |", "|---|---|"]
+        lines += [
+            f"| two-digit sums | {share(result['sums'])} |",
+            f"| questions about a given story, word for word | {share(result['reading'])} |",
+            f"| tool calls that parse and fit their schema | {share(result['tool_calls_valid'])} |",
+            f"| tool calls with the expected name and arguments | {share(result['tool_calls_right'])} |",
+        ]
     if "lookups" in result:  # not in reports of older runs
         lines.append(f"| look-ups in a list of facts, word for word | {share(result['lookups'])} |")
     if "pictures" in result:
         lines += ["", *picture_table(result["pictures"])]
     for drafter in DRAFTERS:
-        if drafter not in result:
-            continue
-        rows = []
-        for key, groups in result[drafter].items():
-            if key == "teacher-forced":
-                what = "held-out text"
-            else:
-                t = key.removeprefix("generated T=")
-                what = GREEDY if float(t) == 0 else f"own answers at T = {t}"
-            rows += [(f"{what}, {group}", values) for group, values in groups.items()]
-        lines += ["", f"## Acceptance with the drafter `{drafter}`", "", *acceptance(rows, GREEDY)]
+        if drafter in result:
+            heading = f"## Acceptance with the drafter `{drafter}`"
+            lines += ["", heading, "", *drafter_table(result[drafter])]
     return "\n".join(lines)
+
+
+def drafter_table(found):
+    """Acceptance of one drafter as rows of a table."""
+    rows = []
+    for key, groups in found.items():
+        if key == "teacher-forced":
+            what = "held-out text"
+        else:
+            t = key.removeprefix("generated T=")
+            what = GREEDY if float(t) == 0 else f"own answers at T = {t}"
+        rows += [(f"{what}, {group}", values) for group, values in groups.items()]
+    return acceptance(rows, GREEDY)
 
 
 def main():
@@ -527,18 +561,21 @@ def main():
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--assistant", type=Path, help="folder of a drafter of a Gemma model")
     parser.add_argument("--eagle3", type=Path, help="folder of an EAGLE-3 head")
+    parser.add_argument("--dspark", type=Path, help="folder of a DSpark head")
+    parser.add_argument("--drafters-only", action="store_true", help="no figures of the target itself")
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     parser.add_argument("--quick", action="store_true", help="an eighth of the documents, 40 cases")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load.load(args.model, device)
     drafters = {"mtp": model.mtp} if model.family == "qwen" else {}
-    for name in ("assistant", "eagle3"):
+    for name in ("assistant", "eagle3", "dspark"):
         if getattr(args, name):
             drafters[name] = load.load(getattr(args, name), device)
     log = lambda text: print(text, file=sys.stderr, flush=True)
-    result = report(model, drafters, args.corpus, args.model / "tokenizer.json", log, args.quick)
-    if train_vision.has_tower(args.model):
+    tokenizer, with_target = args.model / "tokenizer.json", not args.drafters_only
+    result = report(model, drafters, args.corpus, tokenizer, log, args.quick, with_target)
+    if with_target and train_vision.has_tower(args.model):
         tower = load.load_tower(args.model, device)
         n_cases = 200 if args.quick else train_vision.CASES
         result["pictures"] = train_vision.accuracy(

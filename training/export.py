@@ -85,7 +85,7 @@ def save_head(out, folder, state):
     anew, in place of those it has; all others keep their bits."""
     out.mkdir(parents=True, exist_ok=True)
     stored, entry = read_folder(folder), json.loads((folder / "config.json").read_text())["quantization"]
-    coded, _ = stored_tensors(tensors(state), "qwen", **entry)
+    coded, _ = stored_tensors(tensors(state), "qwen", entry)
     if not coded.keys() <= stored.keys():
         raise ValueError(f"{folder} has no {sorted(coded.keys() - stored.keys())}")
     write_file(out / "model.safetensors", stored | coded, {"format": "mlx"})
@@ -189,6 +189,10 @@ def save_assistant(out, kind, drafter, state):
 
 def save_eagle3(out, drafter):
     save(out / "eagle3", {**drafter.state_dict(), **drafter.mapping()}, drafter.c)
+
+
+def save_dspark(out, drafter):
+    save(out / "dspark", drafter.state_dict(), drafter.c)
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ where `Q` is the affine grid of `quantise.py`: `share` is 0 for most of a run an
 Deliberately absent: families, losses, optimisers.
 """
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,6 +41,12 @@ class Storage:
     def __init__(self, bits=4, group=64, device="cpu"):
         self.bits, self.group = bits, group
         self.share = torch.zeros((), device=device)
+
+    def of_group(self, group):
+        """The same storage with another group where that is smaller; both have one share."""
+        other = copy.copy(self)
+        other.group = min(group, self.group)
+        return other
 
 
 class Matrix(nn.Module):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import dspark
 import eagle3
 import gemma4
 import qwen3_5
@@ -51,8 +52,8 @@ def load_tower(folder, device="cpu"):
 
 
 def load(folder, device="cpu"):
-    """The module of a folder, frozen: a target (without its tower), an assistant or an
-    EAGLE-3 head."""
+    """The module of a folder, frozen: a target (without its tower), an assistant, an EAGLE-3
+    head or a DSpark head."""
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text())
     state = {n: t for n, t in state_of(folder, config).items() if not is_of_tower(n)}
@@ -63,6 +64,8 @@ def load(folder, device="cpu"):
         kept = state.pop("d2t")
         state.pop("t2d")
         module = eagle3.Eagle3(config, kept + torch.arange(len(kept)))
+    elif "markov_rank" in config:
+        module = dspark.Dspark(config)
     elif config["model_type"] == "gemma4_assistant":
         centroids = [state.pop(f"masked_embedding.{n}", None) for n in ("centroids.weight", "token_ordering")]
         module = gemma4.Assistant(config)

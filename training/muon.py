@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
 
 
 # Parts of names of tables that are looked up or slid, not multiplied.
-TABLES = ("embed_tokens", "conv1d", "position_embedding_table", "pos_embed")
+TABLES = ("embed_tokens", "markov_w1", "conv1d", "position_embedding_table", "pos_embed")
 
 
 def optimisers(modules, lr):

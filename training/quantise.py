@@ -55,7 +55,11 @@ KEPT = (
     "router.proj.weight",
     "mlp.gate.weight",
     "shared_expert_gate.weight",
+    "confidence_head.proj.weight",
 )
+
+# Tables of a Markov head: their rows are short, and one group each.
+MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 
 # Fused expert tensors and the stacked MLX modules they become.
 EXPERT_ROOMS = {"gemma": "experts.switch_glu", "qwen": "switch_mlp"}
@@ -95,6 +99,17 @@ def dequantise_rows(words, scales, biases, bits, group):
     return codes * spread(scales) + spread(biases)
 
 
+def family_of(config):
+    """Whose layout an MLX file has: heads of Qwen 3's layers, too, are stored as they are."""
+    return "qwen" if "qwen3_5" in config.get("model_type", "") else "gemma"
+
+
+def groups_of(module, entry):
+    """The bits and group of a module, by an entry `quantization` with or without one of its own."""
+    own = entry.get(module, entry)
+    return own["bits"], own["group_size"]
+
+
 def has_offset(name):
     """Whether tensor `name` of a Qwen checkpoint is a zero-centred norm."""
     return name == "model.norm.weight" or name.endswith(OFFSET_NORMS)
@@ -126,7 +141,7 @@ def plain(tensors, config):
     entry = config.get("quantization")
     if entry is None:
         return tensors
-    family = "qwen" if "qwen" in config.get("model_type", "") else "gemma"
+    family = family_of(config)
     out = {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
@@ -134,7 +149,7 @@ def plain(tensors, config):
             continue
         if f"{module}.scales" in tensors:
             scales, biases = tensors[f"{module}.scales"], tensors[f"{module}.biases"]
-            values = dequantise_rows(tensor, scales, biases, entry["bits"], entry["group_size"])
+            values = dequantise_rows(tensor, scales, biases, *groups_of(module, entry))
             out[name] = Tensor("F32", values)
         elif family == "qwen" and name.endswith("conv1d.weight"):
             out[name] = Tensor(tensor.dtype, tensor.bits.transpose(0, 2, 1))
@@ -181,15 +196,25 @@ def write_shards(target, tensors, beside):
     return (target / shards[1]).stat().st_size
 
 
-def stored_tensors(tensors, family, group_size, bits, mode="affine"):
-    """The tensors of a bf16 checkpoint as an MLX file of `mode` has them, and the worst
-    relative error of a matrix."""
+def entry_for(config, bits, group):
+    """The entry `quantization` of a checkpoint with `config`."""
+    entry = {"group_size": group, "bits": bits, "mode": "affine"}
+    rank = config.get("markov_rank", 0)
+    if 32 <= rank < group:
+        entry |= {module: {"group_size": rank, "bits": bits} for module in MARKOV}
+    return entry
+
+
+def stored_tensors(tensors, family, entry):
+    """The tensors of a bf16 checkpoint as an MLX file with the entry `quantization` has them,
+    and the worst relative error of a matrix."""
     out, worst = {}, 0.0
     for name, tensor in to_mlx_layout(tensors, family).items():
+        module = name.removesuffix(".weight")
+        bits, group_size = groups_of(module, entry)
         if not is_quantised(name, tensor, group_size):
             out[name] = tensor
             continue
-        module = name[: -len(".weight")]
         values = tensor.float32()
         words, scales, biases = quantise_rows(values, bits, group_size)
         error = dequantise_rows(words, scales, biases, bits, group_size) - values
@@ -204,14 +229,14 @@ def quantise_checkpoint(source, target, bits, group, beside=None):
     source, target = Path(source), Path(target)
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
-    family = "qwen" if "qwen" in config.get("model_type", "") else "gemma"
+    family = family_of(config)
     if entry := config.get("quantization"):
         # In codes already: only laid out, the decoder under the names that its own file has.
         tensors = {n.replace("model.language_model.", "model.", 1): t for n, t in read_folder(source).items()}
         worst = 0.0
     else:
-        entry = {"group_size": group, "bits": bits, "mode": "affine"}
-        tensors, worst = stored_tensors(read_folder(source), family, group, bits)
+        entry = entry_for(config, bits, group)
+        tensors, worst = stored_tensors(read_folder(source), family, entry)
     if beside:
         size = write_shards(target, tensors, Path(beside))
     else:

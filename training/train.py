@@ -9,7 +9,8 @@ A run has two stages, each limited by the minutes of its recipe or by steps:
    multi-token head, unrolled three deep.
 2. The drafters, with the target frozen and stored as it will be shipped, on rows of
    which a quarter are the target's own answers (`answers.py`). Their loss is
-   `Σ_k 0.8^k·(KL(target ‖ draft_k) + 0.3·CE(argmax target, draft_k))`.
+   `Σ_k 0.8^k·(KL(target ‖ draft_k) + 0.3·CE(argmax target, draft_k))`, but for DSpark's,
+   which `dspark.py` has.
 
 The learning rate is flat for half a stage and falls to zero. Matrices are put on
 the 4-bit grid from two thirds of a stage on (`layers.Storage`).
@@ -18,6 +19,7 @@ the 4-bit grid from two thirds of a stage on (`layers.Storage`).
 import argparse
 import copy
 import json
+import random
 import time
 from pathlib import Path
 
@@ -26,7 +28,9 @@ import torch
 import torch.nn.functional as F
 
 import answers
+import data
 import delta_kernels
+import dspark
 import eagle3
 import evaluate
 import export
@@ -66,7 +70,7 @@ RECIPES = {
     "tiny-qwen3.5": (
         Qwen35,
         qwen3_5.config([L, L, L, Q] * 2, hidden=384, width=640),
-        {"target": 5.5, "mtp": 2.0, "eagle3": 1.6},
+        {"target": 5.5, "mtp": 2.0, "eagle3": 1.6, "dspark": 3.0},
     ),
     "tiny-gemma4-e": (
         Gemma4,
@@ -242,6 +246,9 @@ def target_loss(model, ids):
     return loss + BALANCE_WEIGHT * model.balance(), main.detach()
 
 
+block_loss = compiled(dspark.block_loss)
+
+
 def drafter_loss(drafts, target_logits):
     return sum(DEPTH_DECAY**k * step_loss(draft, target_logits, k) for k, draft in enumerate(drafts))
 
@@ -317,7 +324,7 @@ def draft_vocabulary(rows, own, size, vocab):
 
 
 def make_drafter(kind, target, kept, storage, device):
-    """An assistant, a multi-token head, or an EAGLE-3 head over the ids `kept`."""
+    """An assistant, a multi-token head, a DSpark head, or an EAGLE-3 head over the ids `kept`."""
     c = target.c
     with torch.device(device):
         if kind == "mtp":
@@ -326,6 +333,9 @@ def make_drafter(kind, target, kept, storage, device):
             hidden, width = ASSISTANTS[c["hidden_size"]]
             return Assistant(gemma4.assistant_config(c, hidden, width), storage).to(device)
         taps = (2, c["num_hidden_layers"] // 2, c["num_hidden_layers"] - 1)
+        if kind == "dspark":
+            sizes = dspark.SIZES[target.family]
+            return dspark.Dspark(dspark.config(c, taps, **sizes), storage).to(device)
         sizes = eagle3.SIZES[target.family]
         return eagle3.Eagle3(eagle3.config(c, taps, **sizes), kept.to(device), storage).to(device)
 
@@ -342,6 +352,14 @@ def drafter_rows(source, own, device, seed, share=OWN_SHARE):
         n = len(halves) // share
         picked = own[order.integers(len(own), size=n)].astype(np.int64)
         yield torch.cat([halves[n:], torch.from_numpy(picked).to(device)])
+
+
+def answer(model, args, device, log):
+    """The target's own answers as documents, ids each."""
+    began = time.time()
+    found = answers.documents(model, args.corpus, args.tokenizer, args.own_answers, device, args.seed)
+    log(f"{len(found)} own answers in {time.time() - began:.0f} s")
+    return found
 
 
 def stage_numbers(parser, pairs, recipe):
@@ -393,6 +411,7 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick-eval", action="store_true")
+    parser.add_argument("--drafters-only-eval", action="store_true", help="no figures of the target itself")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
@@ -428,6 +447,10 @@ def main():
         # Compile while the rows are still being packed.
         dummy = torch.randint(20, 8000, (args.batch, 1025), device=device)
         trusted_step(model, dummy, log)
+    answered = None
+    if args.target_folder:
+        # A finished target answers while the rows are still being packed.
+        answered = answer(model, args, device, log)
     while not args.rows.exists():
         time.sleep(1)
     rows = np.load(args.rows, mmap_mode="r")
@@ -449,9 +472,9 @@ def main():
         frozen(model)
         bake(model.model)
         torch._dynamo.reset()
-    began_answers, half = time.time(), (rows.shape[1] - 1) // 2
-    own_rows = answers.rows(model, args.corpus, args.tokenizer, args.own_answers, half, device, args.seed)
-    log(f"{len(own_rows)} rows of own answers in {time.time() - began_answers:.0f} s")
+    answered = answered or answer(model, args, device, log)
+    own_rows = data.pack(answered, (rows.shape[1] - 1) // 2, random.Random(args.seed))
+    log(f"{len(own_rows)} rows of own answers")
     size = eagle3.SIZES[model.family]["draft_vocab"]
     kept = draft_vocabulary(rows, own_rows, size, config["vocab_size"])
     halves = drafter_rows(source, own_rows, device, args.seed, args.own_share)
@@ -478,7 +501,10 @@ def main():
             def loss_of(ids):
                 with torch.no_grad():
                     out = model(ids[:, :-1])
-                loss = drafter_loss(unroll(ids, out), out["logits"])
+                if kind == "dspark":
+                    loss = drafter.training_loss(model, ids, out, block_loss)
+                else:
+                    loss = drafter_loss(unroll(ids, out), out["logits"])
                 return loss, loss.detach()
 
             rate, steps = run_stage(kind, loss_of, [drafter], [own], halves, args.lr / 2, clock, log)
@@ -496,6 +522,8 @@ def main():
                 export.save_head(args.out / args.name, args.target_folder, state)
             else:
                 export.save_target(args.out, args.name, model, {**masters, **state}, args.tokenizer)
+        elif kind == "dspark":
+            export.save_dspark(args.out, drafter)
         else:
             export.save_eagle3(args.out, drafter)
         bake(drafter)
@@ -503,7 +531,10 @@ def main():
         torch._dynamo.reset()
         torch.cuda.empty_cache() if device == "cuda" else None
     report.update(group=args.group, minutes=(time.time() - began) / 60)
-    report["eval"] = evaluate.report(model, trained, args.corpus, args.tokenizer, log, quick=args.quick_eval)
+    with_target = not args.drafters_only_eval
+    report["eval"] = evaluate.report(
+        model, trained, args.corpus, args.tokenizer, log, quick=args.quick_eval, with_target=with_target
+    )
     (args.out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
     log("done")
 
