@@ -281,6 +281,14 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                     [3, 8, 1][s],
                 ));
             }
+            if subject.block.is_some() {
+                cases.push((
+                    Draft::Block,
+                    [UpTo(8), Fixed(7), Fixed(3)][s],
+                    [512, 33, 7][s],
+                    [1, 3, 8][s],
+                ));
+            }
             cases.push((
                 Draft::Model,
                 [Fixed(4), UpTo(8), Fixed(2)][s],

@@ -28,7 +28,7 @@ pub(crate) struct Subject {
     pub(crate) target: &'static str,
     pub(crate) assistant: Option<&'static str>,
     pub(crate) eagle3: Option<&'static str>,
-    /// A block drafter of [`suites::blocks`].
+    /// A block drafter: one of [`suites::blocks`], or the folder of a DSpark head in `models/`.
     pub(crate) block: Option<&'static str>,
     /// A draft model, which may be the target itself.
     pub(crate) model: Option<&'static str>,
@@ -134,6 +134,7 @@ pub(crate) const TRAINED: &[Subject] = &[
     Subject {
         target: "models/tiny-qwen3.5",
         eagle3: Some("models/tiny-qwen3.5-eagle3"),
+        block: Some("models/tiny-qwen3.5-dspark"),
         model: Some("models/tiny-qwen3.5-moe"),
         ..ALONE
     },

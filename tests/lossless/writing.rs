@@ -6,7 +6,7 @@ use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
-use models::{BlockHead, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
+use models::{BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Block, Chained, DraftModel, Forced};
 use speculate::{
     DraftLength, Drafter, Drafters, Logprobs, Sampling, Speculator, Stats, StepRecord, Stream,
@@ -243,9 +243,14 @@ pub(crate) fn speculator(
             Some(Box::new(Chained::new(head, memory)))
         }
         Draft::Block => {
-            let seeded = SeededBlock::new(setup.subject.block.expect("the subject has one"));
-            let checkpoint = seeded.checkpoint();
-            let head = BlockHead::load(&**b, &checkpoint, &*target, seeded.kind).unwrap();
+            let block = setup.subject.block.expect("the subject has one");
+            let (checkpoint, kind) = if block.starts_with("models/") {
+                (open(block), BlockKind::Dspark)
+            } else {
+                let seeded = SeededBlock::new(block);
+                (seeded.checkpoint(), seeded.kind)
+            };
+            let head = BlockHead::load(&**b, &checkpoint, &*target, kind).unwrap();
             let memory = Memory::new(&**b, head.plan(), size);
             Some(Box::new(Block::new(head, memory)))
         }
