@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures what a picture costs those who write beside it: python3 benchmarks/pictures.py http://127.0.0.1:8080
-[--texts N] [--size PIXELS] [--lead S] [--rounds N]
+[--texts N] [--size PIXELS] [--lead S] [--rounds N] [--poll S]
 
 The server runs one more request than there are texts (`serve --parallel 8` for 7) and has a model that sees. In each
 round the same texts are written twice. The first time, S seconds after all have begun, a question about a new picture
@@ -9,7 +9,8 @@ elsewhere or later differ in how well they are drafted, so only the same seconds
 printed are the 50th and 99th percentile of the time between two pieces of a text, while the tower looked at the
 picture and during as many seconds without it; how long the tower took, by the clock and by the server's own count; and
 the time to the first token of both questions. The same questions about another picture follow without texts beside
-them.
+them. The server's counters are read every S seconds of --poll, which is how exactly the end of the tower is known. Each look
+takes processor time from whoever writes: 0.5 if a model runs on few cores, 0.01 if it runs on a GPU.
 """
 
 import argparse
@@ -23,8 +24,6 @@ import urllib.request
 
 import png
 
-# Seconds between looks at the server's counters: rare, for each takes processor time from whoever writes.
-POLL = 0.5
 SUBJECTS = "rabbit kite river garden stone apple winter house bird tree road fox moon boat cake drum".split()
 
 
@@ -122,7 +121,7 @@ def counters(base):
     return tuple(found.values())
 
 
-def ask(base, picture, question, tokens=8):
+def ask(base, poll, picture, question, tokens=8):
     """Seconds to the first token of an answer about the picture at this address, and when the tower was done if it worked."""
     content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": question}]
     encoded, _ = counters(base)
@@ -133,7 +132,7 @@ def ask(base, picture, question, tokens=8):
     while thread.is_alive():
         if seen is None and counters(base)[0] > encoded:
             seen = time.monotonic()
-        thread.join(POLL)
+        thread.join(poll)
     assert times, "the question was not answered: does the model see?"
     if seen is None and counters(base)[0] > encoded:
         # Between two looks.
@@ -153,11 +152,11 @@ def measure(base, options, number):
     texts.wait()
     time.sleep(options.lead)
     _, tower = counters(base)
-    start, seen, found["first token"] = ask(base, picture, "What is this?")
+    start, seen, found["first token"] = ask(base, options.poll, picture, "What is this?")
     found["tower, its own time"] = counters(base)[1] - tower
     found["tower, by the clock"] = seen - start
     beside = texts.gaps(start, seen)
-    _, known, found["second question"] = ask(base, picture, "Which colors do you see?")
+    _, known, found["second question"] = ask(base, options.poll, picture, "Which colors do you see?")
     assert known is None, "the tower looked again"
     texts.end()
     time.sleep(0.5)
@@ -168,7 +167,7 @@ def measure(base, options, number):
     start = time.monotonic()
     while time.monotonic() < start + found["tower, by the clock"]:
         counters(base)
-        time.sleep(POLL)
+        time.sleep(options.poll)
     alone = texts.gaps(start, time.monotonic())
     texts.end()
     for name, gaps in (("with", beside), ("without", alone)):
@@ -176,8 +175,8 @@ def measure(base, options, number):
         found[f"pieces {name}"] = len(gaps)
     time.sleep(0.5)
     picture = drawn(options.size, number + 1)
-    _, _, found["first token, alone"] = ask(base, picture, "What is this?")
-    _, _, found["second question, alone"] = ask(base, picture, "Which colors do you see?")
+    _, _, found["first token, alone"] = ask(base, options.poll, picture, "What is this?")
+    _, _, found["second question, alone"] = ask(base, options.poll, picture, "Which colors do you see?")
     return found
 
 
@@ -188,11 +187,12 @@ def main():
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--lead", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--poll", type=float, default=0.5)
     options = parser.parse_args()
     while not is_ready(options.base):
         time.sleep(0.5)
     # What happens once, such as compiling kernels, is not measured.
-    ask(options.base, drawn(options.size, 999_983), "What is this?")
+    ask(options.base, options.poll, drawn(options.size, 999_983), "What is this?")
     seed = random.randrange(1 << 30)
     rounds = [measure(options.base, options, seed + 10 * i) for i in range(options.rounds)]
     of = {name: statistics.median(found[name] for found in rounds) for name in rounds[0]}

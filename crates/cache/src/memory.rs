@@ -116,6 +116,12 @@ impl MemorySize {
         planned.saturating_add(kept)
     }
 
+    /// Rows that one sequence can get at once: beside those of a step its tentative ones, and for the memory of a
+    /// draft head as many again, which the head has left unread in earlier rounds.
+    fn most_rows(&self) -> usize {
+        self.step_rows.saturating_add(2 * MAX_TENTATIVE)
+    }
+
     /// Pages one sequence can need at once in a group with `window`.
     pub(crate) fn pages(&self, window: Option<usize>) -> usize {
         let whole = self.context.div_ceil(PAGE_ROWS);
@@ -123,8 +129,8 @@ impl MemorySize {
             None => whole,
             // A step's rows look back one window, and either end may cut a page.
             Some(w) => {
-                let rows = w.saturating_add(self.step_rows);
-                whole.min(rows.saturating_add(MAX_TENTATIVE).div_ceil(PAGE_ROWS) + 1)
+                let rows = w.saturating_add(self.most_rows());
+                whole.min(rows.div_ceil(PAGE_ROWS) + 1)
             }
         }
     }
@@ -345,8 +351,8 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If more rows are tentative than [`MAX_TENTATIVE`], there are more rows than the
-    /// plan's `step_rows`, or the sequence is [kept](Memory::keep).
+    /// If more rows are tentative than [`MAX_TENTATIVE`], there are more rows than
+    /// [`MemorySize::step_rows`] and twice as many as may be tentative, or the sequence is [kept](Memory::keep).
     pub fn push(
         &mut self,
         batch: &mut Batch,
@@ -359,7 +365,7 @@ impl Memory {
             "tentative rows have a limit"
         );
         assert!(
-            tokens.len() <= self.size.step_rows + MAX_TENTATIVE,
+            tokens.len() <= self.size.most_rows(),
             "rows of a step have a limit"
         );
         let slot = sequence.slot.expect("a sequence that is not kept") as usize;

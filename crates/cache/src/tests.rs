@@ -35,7 +35,7 @@ fn memory(sequences: usize) -> Memory {
 proptest! {
     #[test]
     fn every_row_a_later_row_can_see_has_a_page_of_its_own(
-        steps in proptest::collection::vec((0usize..3, 1usize..70, 0usize..9, 0usize..9), 1..60)
+        steps in proptest::collection::vec((0usize..3, 1usize..95, 0usize..9, 0usize..9), 1..60)
     ) {
         let mut memory = memory(3);
         let mut open: Vec<Sequence> = (0..3).map(|_| memory.open().unwrap()).collect();

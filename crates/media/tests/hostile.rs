@@ -342,6 +342,15 @@ fn many_codes() -> Vec<u8> {
     [&b"RIFF"[..], &length(chunk.len() + 4), b"WEBP", &chunk].concat()
 }
 
+/// A file that fuzzing has found: `image-webp` 0.2.4 panics at a lossy picture with transparency in a frame of another size.
+#[test]
+fn a_picture_of_another_size_than_its_frame_is_refused() {
+    let file = include_bytes!("files/frame-of-another-size.webp");
+    let error = media::decode_here(file, &Limits::default()).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("another size than its frame"), "{error}");
+}
+
 #[test]
 fn huffman_codes_that_few_bytes_ask_for_cost_nothing() {
     let _alone = alone();

@@ -232,6 +232,11 @@ impl Spans {
         spans.find(|span| span.rows.start < at && at < span.rows.end)
     }
 
+    /// The row behind the last span; `None` without spans.
+    pub(crate) fn end(&self) -> Option<usize> {
+        self.0.iter().map(|span| span.rows.end).max()
+    }
+
     /// Whether a cut before row `at` leaves every span whole.
     pub(crate) fn can_cut(&self, at: usize) -> bool {
         self.cut_by(at).is_none()

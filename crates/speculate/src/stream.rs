@@ -529,7 +529,8 @@ const REPLY_ROWS: usize = 16;
 
 /// The snapshots to take while `prompt` is read, for texts that begin like it: at the first mark,
 /// where the system prompt ends, at the last, from which a later turn goes on however it writes the
-/// reply, and on the way at every [`STRIDE`] rows. Each leaves all media spans whole.
+/// reply, behind the last media span, from which another question about the same picture goes on, and on
+/// the way at every [`STRIDE`] rows. Each leaves all media spans whole.
 fn snapshots_due(prompt: &Prompt) -> Vec<SnapshotDue> {
     let (n, spans) = (prompt.tokens.len(), &prompt.spans);
     let marks = prompt.marks.iter().copied();
@@ -544,6 +545,8 @@ fn snapshots_due(prompt: &Prompt) -> Vec<SnapshotDue> {
         _ => vec![page],
     };
     rows.retain(|&rows| rows >= LEAST_LAST);
+    rows.extend(spans.end().filter(|&at| LEAST_FIRST <= at && at < n));
+    rows.sort_unstable();
     rows.dedup();
     let due = |is_extra| move |rows| SnapshotDue { rows, is_extra };
     let far = |at: &usize| rows.iter().all(|rows| rows.abs_diff(*at) >= STRIDE / 2);
@@ -593,7 +596,45 @@ mod tests {
         assert_eq!(last_page(400, &spans(10..390)), 0);
         let prompt = Prompt::with_media(vec![0; 400], vec![span(300..390)]);
         let due = snapshots_due(&prompt.with_marks(vec![250, 350]));
-        assert_eq!(due.iter().map(|due| due.rows).collect::<Vec<_>>(), [250]);
+        assert_eq!(
+            due.iter().map(|due| due.rows).collect::<Vec<_>>(),
+            [250, 390]
+        );
+    }
+
+    #[test]
+    fn a_snapshot_is_due_behind_the_last_picture() {
+        let due = |n: usize, ends: &[usize], marks: &[usize]| {
+            let span = |&end: &usize| MediaSpan {
+                grid: [1, 20],
+                is_causal: true,
+                rows: end - 20..end,
+                hash: [0; 16],
+                embeddings: Arc::default(),
+            };
+            let media = ends.iter().map(span).collect();
+            let prompt = Prompt::with_media(vec![0; n], media).with_marks(marks.to_vec());
+            let due = snapshots_due(&prompt).into_iter();
+            due.map(|due| due.rows).collect::<Vec<_>>()
+        };
+        assert_eq!(due(300, &[100, 200], &[40, 290]), [40, 200, 290]);
+        assert_eq!(due(300, &[200], &[40, 290]), [40, 200, 290]);
+        assert_eq!(
+            due(300, &[290], &[40, 290]),
+            [40, 290],
+            "the last mark is there"
+        );
+        assert_eq!(due(300, &[240], &[40, 230]), [40, 240]);
+        assert_eq!(
+            due(300, &[25], &[40, 290]),
+            [40, 290],
+            "few rows are read again"
+        );
+        assert_eq!(
+            due(300, &[300], &[40, 270]),
+            [40, 270],
+            "nothing follows it"
+        );
     }
 
     #[test]

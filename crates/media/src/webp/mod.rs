@@ -1,6 +1,8 @@
-//! What the pixels of a lossless WebP ask for, before its decoder sees it.
+//! What the pixels of a WebP ask for, before its decoder sees it.
 //!
-//! A picture is cut into blocks, and each block says by which of up to 65,536 sets of Huffman codes its
+//! A lossy picture with a transparency of its own has as many pixels as its frame says, which the decoder takes for granted.
+//!
+//! A lossless picture is cut into blocks, and each block says by which of up to 65,536 sets of Huffman codes its
 //! pixels are written. A set takes twenty kilobytes once it is read, and fifty bytes in the file: five
 //! megabytes may ask for more than one gigabyte, whatever the size of the picture is. Here the numbers of
 //! the sets are read, which are a small picture before the large one.
@@ -15,7 +17,8 @@ use lossless::Bits;
 /// Sets of Huffman codes of a picture, at most: the reference encoder writes at most 2600.
 const SETS_MAX: u32 = 4096;
 
-/// Refuses a WebP file in which a picture asks for too many sets of Huffman codes.
+/// Refuses a WebP file in which a lossy picture has another size than its frame, or a lossless one asks for too many sets
+/// of Huffman codes.
 pub(crate) fn check(file: &[u8], limits: &Limits, deadline: Deadline) -> Result<(), MediaError> {
     let chunks = file.get(12..).unwrap_or_default();
     check_chunks(chunks, [0; 2], limits, deadline)
@@ -47,6 +50,11 @@ fn check_chunks(
                 let size = bits.size().ok_or_else(unreadable)?;
                 check_sets(&mut bits, size, limits)?;
             }
+            b"VP8 " if lossy_size(data).is_some_and(|own| size != [0; 2] && own != size) => {
+                return Err(MediaError::Broken(
+                    "a picture has another size than its frame".to_owned(),
+                ));
+            }
             _ => {}
         }
         // Chunks begin at even places.
@@ -62,6 +70,13 @@ fn sizes(data: &[u8], at: usize) -> Option<[u32; 2]> {
         Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]) + 1)
     };
     Some([number(at)?, number(at + 3)?])
+}
+
+/// Width and height of a lossy picture, 14 bits each behind its tag and start code.
+fn lossy_size(data: &[u8]) -> Option<[u32; 2]> {
+    let bytes = data.get(6..10)?;
+    let number = |at: usize| u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]) & 0x3fff);
+    Some([number(0), number(2)])
 }
 
 /// Checks the picture of `size` that `bits` are.
