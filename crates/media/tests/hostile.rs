@@ -345,7 +345,7 @@ fn many_codes() -> Vec<u8> {
 /// A file that fuzzing has found: `image-webp` 0.2.4 panics at a lossy picture with transparency in a frame of another size.
 #[test]
 fn a_picture_of_another_size_than_its_frame_is_refused() {
-    let file = include_bytes!("files/frame-of-another-size.webp");
+    let file = include_bytes!("broken/frame-of-another-size.webp");
     let error = media::decode_here(file, &Limits::default()).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("another size than its frame"), "{error}");
