@@ -30,7 +30,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// The same where a draft model packs `weights` bytes besides.
+    /// This budget with `weights` more bytes of packed weights, those of a draft model beside the target.
     pub(crate) fn beside(self, weights: u64) -> Budget {
         Budget {
             weights: self.weights.saturating_add(weights),

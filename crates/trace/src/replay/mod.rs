@@ -60,7 +60,7 @@ pub enum Lengths {
     Recorded,
     /// No drafts.
     Plain,
-    /// The same length in every round.
+    /// Drafts of one length, which all rounds have.
     Fixed,
     /// As long as pays, as the engine's chooser decides.
     Adaptive,
