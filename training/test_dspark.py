@@ -63,10 +63,10 @@ class Head(unittest.TestCase):
         self.ids = torch.randint(0, 95, (2, 41))
         self.out = self.target(self.ids[:, :-1])
 
-    @torch.no_grad()
     def hidden(self, ids, anchors):
-        out = self.target(ids[:, :-1])
-        return self.head.hidden(self.target, ids, out, torch.tensor(anchors))
+        with torch.no_grad():
+            out = self.target(ids[:, :-1])
+            return self.head.hidden(self.target, ids, out, torch.tensor(anchors))
 
     def test_a_block_sees_the_rows_before_its_anchor_and_itself(self):
         alone, together = self.hidden(self.ids, [20]), self.hidden(self.ids, [9, 20, 24])
