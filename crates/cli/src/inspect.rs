@@ -9,7 +9,7 @@ use crate::model::{amount, bytes};
 use crate::report::{Report, list, number};
 use crate::{machine, model, progress, resolve};
 use anyhow::{Result, anyhow, bail};
-use engine::{Model, RequestBytes, Source, Text};
+use engine::{CostOf, CostPoint, Model, RequestBytes, Source, Text};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
@@ -433,6 +433,28 @@ fn checks(preflight: &Value) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// The times of steps by rows and of drafts by tokens in short contexts, for people.
+fn round_times(calibration: &Value) -> Option<String> {
+    let times: Vec<CostPoint> = serde::Deserialize::deserialize(&calibration["times"]).ok()?;
+    let shortest = times.iter().map(|t| t.octave).min()?;
+    let of = |of: CostOf| {
+        let own = times
+            .iter()
+            .filter(|t| (t.of, t.octave) == (of, shortest) && t.count > 0);
+        let all = own.map(|t| format!("{} {:.3}", t.count, t.ms()));
+        all.collect::<Vec<_>>().join(", ")
+    };
+    let (steps, drafts) = (of(CostOf::Verify), of(CostOf::Draft));
+    let mut line = format!("milliseconds of a step by rows: {steps}");
+    if !drafts.is_empty() {
+        line += &format!("; of a draft by tokens: {drafts}");
+    }
+    if calibration["cached"] == true {
+        line += " (remembered from an earlier start)";
+    }
+    Some(line)
+}
+
 /// A text of the record; a question mark where there is none.
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("?")
@@ -510,6 +532,9 @@ fn report_model(model: &Value, out: &mut Report) {
     );
     for (label, value) in checks(&model["preflight"]) {
         out.line(label, value);
+    }
+    if let Some(times) = round_times(&model["calibration"]) {
+        out.line("times", times);
     }
     out.line("runs on", text(&model["backend"]));
     let reason = text(&model["weights_reason"]);

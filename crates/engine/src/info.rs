@@ -1,5 +1,6 @@
 //! What is known of a loaded model.
 
+use crate::calibration::Calibration;
 use crate::disk::Identity;
 use crate::multimodal::{HearingInfo, Senses, VisionInfo};
 use crate::placement::Budget;
@@ -75,6 +76,8 @@ pub struct ModelInfo {
     pub accept: &'static str,
     /// What was checked before the model was called ready.
     pub preflight: Preflight,
+    /// What rounds took when the model was loaded, or at an earlier start; none if that was not measured.
+    pub calibration: Option<Calibration>,
     /// Tensors of the files that nothing has read.
     pub unused_tensors: Vec<String>,
 }

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod breakers;
+mod calibration;
 mod constraint;
 mod counters;
 mod delivery;
@@ -49,6 +50,7 @@ mod stored;
 pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use cache::{Namespace, PageChange, PageGroup, PageKind, RowKey};
+pub use calibration::Calibration;
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use counters::Counters;
 pub use disk::CacheFolder;
@@ -84,6 +86,7 @@ pub use request::{
 pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
+pub use speculate::length::{CostOf, CostPoint};
 pub use speculate::sample::Mirostat;
 pub use speculate::{
     Accept, DraftLength, Guesser, Guessers, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS,

@@ -8,6 +8,7 @@
 //! try       the promises, on these weights and this device
 //! ```
 
+use crate::calibration;
 use crate::disk::{Identity, Parts};
 use crate::drafters;
 use crate::drafters::pairing::{Found, Pairing, fits};
@@ -393,6 +394,8 @@ fn attempt(
     if options.draft.adds_ngrams() && remembered.speculator.drafter().is_some() {
         remembered.speculator.add_ngrams();
     }
+    let speculator = &mut remembered.speculator;
+    let calibration = calibration::run(speculator, &text, &options.probing, &key)?;
     let Remembered {
         speculator,
         budget,
@@ -454,6 +457,7 @@ fn attempt(
         draft_vocab: found.shortlist,
         accept: options.accept.name(),
         preflight,
+        calibration,
         unused_tensors: facts.unused_tensors,
     };
     Ok(Model {

@@ -437,7 +437,7 @@ pub(crate) fn run(
 }
 
 /// The tokens of the prompts; why there are none, if so.
-fn prompts(text: &Text, context: usize) -> Result<Vec<Vec<u32>>, String> {
+pub(crate) fn prompts(text: &Text, context: usize) -> Result<Vec<Vec<u32>>, String> {
     let encode = |prompt: &&str| match &text.template {
         None => text.encode_prompt(prompt),
         Some(_) => {

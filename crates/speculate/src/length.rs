@@ -21,7 +21,8 @@ mod expect;
 mod ledger;
 mod plan;
 
-pub use costs::{Costs, Longest, RoundCost};
+pub(crate) use costs::BELIEVED;
+pub use costs::{CostOf, CostPoint, Costs, Longest, RoundCost};
 pub use expect::{DraftInput, Expectation};
 pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
 pub use plan::{Copy, DraftLength, Guesser, Guessers, LengthInput, Plan};
@@ -51,6 +52,21 @@ pub struct Lengths {
 }
 
 impl Lengths {
+    /// What rounds have cost so far.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// Takes `costs` for what rounds cost, until they are measured.
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.costs = costs;
+    }
+
+    /// Forgets what guesses were worth of which `before` did not know; times are kept.
+    pub(crate) fn forget_guesses_since(&mut self, before: &Lengths) {
+        self.acceptance = before.acceptance.clone();
+    }
+
     /// The next drafts, one for each of `streams`.
     pub fn choose(&self, streams: &[LengthInput<'_>]) -> Vec<Plan> {
         let likelier: Vec<Guesser> = streams.iter().map(|s| self.likelier(s)).collect();

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod calibrate;
 mod choosing;
 mod constrained;
 mod constraint;

@@ -135,6 +135,7 @@ fn meta(loaded: &Loaded) -> Value {
             "accept_rules": Accept::ALL.map(Accept::name),
         },
         "preflight": info.preflight,
+        "calibration": info.calibration,
         "unused_tensors": info.unused_tensors,
     })
 }

@@ -1,6 +1,7 @@
 //! What rounds cost: milliseconds by rows, streams, draft length and context, as measured.
 
 use super::{Guesser, Plan};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ const FIRST_OCTAVE: u32 = 10;
 /// Rounds after which the time of a plain step is measured again.
 const STALE: u64 = 1024;
 /// Times seen after which a time is believed, however odd.
-const BELIEVED: f64 = 3.0;
+pub(crate) const BELIEVED: f64 = 3.0;
 
 /// What one round took. Rounds with prompt rows are not comparable and are left
 /// out.
@@ -57,53 +58,132 @@ impl Longest {
     }
 }
 
+/// What a [`CostPoint`] is the time of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CostOf {
+    /// A step of the target, by rows.
+    Verify,
+    /// A draft of the head, by its tokens.
+    Draft,
+    /// The head's reading of rows whose draft is copied, by the tokens of the copy.
+    Reading,
+}
+
+/// The usual time of one kind of step or draft, to be kept and [read again](Costs::of_points).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CostPoint {
+    /// What took the time.
+    pub of: CostOf,
+    /// The binary logarithm of the context, rounded down; shorter contexts than 2,048 tokens share one.
+    pub octave: u32,
+    /// Streams of the round; 0 for a step of the target, which takes its time by rows alone.
+    pub streams: usize,
+    /// Rows of the step, or tokens of the draft.
+    pub count: usize,
+    /// The usual time, in nanoseconds.
+    pub ns: u64,
+}
+
+impl CostPoint {
+    /// The usual time, in milliseconds.
+    pub fn ms(&self) -> f64 {
+        self.ns as f64 / 1e6
+    }
+}
+
 /// What rounds have taken, and from it what the next ones will.
+///
+/// Where no round of a context or of so many streams was timed, the times of the nearest shorter context, or of
+/// the nearest number of streams, stand in.
 #[derive(Clone, Debug, Default)]
 pub struct Costs {
     /// The target's time by octave of context, then rows.
-    verify: BTreeMap<u32, Curve>,
+    verify: BTreeMap<Kind, Curve>,
     /// The drafter's time by octave of context and streams, then by the tokens that the head guesses.
-    draft: BTreeMap<(u32, usize), Curve>,
+    draft: BTreeMap<Kind, Curve>,
     /// The drafter's time in rounds whose drafts are all copies, by octave of context and streams, then by
     /// the tokens of the longest copy: the head reads what copies have written.
-    reading: BTreeMap<(u32, usize), Curve>,
+    reading: BTreeMap<Kind, Curve>,
     rounds: u64,
 }
 
+/// Octave of context, and streams: 0 for the target's time.
+type Kind = (u32, usize);
+
 impl Costs {
+    /// What [`Costs::points`] said.
+    pub fn of_points(points: &[CostPoint]) -> Self {
+        let mut costs = Costs::default();
+        for point in points {
+            let known = Point {
+                ms: point.ms(),
+                seen: BELIEVED,
+                last: 0,
+            };
+            let curves = match point.of {
+                CostOf::Verify => &mut costs.verify,
+                CostOf::Draft => &mut costs.draft,
+                CostOf::Reading => &mut costs.reading,
+            };
+            let curve = curves.entry((point.octave, point.streams));
+            curve.or_default().0.insert(point.count, known);
+        }
+        costs
+    }
+
+    /// The times that were measured, in the order of kind, context, streams and count.
+    pub fn points(&self) -> Vec<CostPoint> {
+        let all = [
+            (CostOf::Verify, &self.verify),
+            (CostOf::Draft, &self.draft),
+            (CostOf::Reading, &self.reading),
+        ];
+        let mut points = Vec::new();
+        for (of, curves) in all {
+            for (&(octave, streams), curve) in curves {
+                let measured = curve.0.iter().filter(|(_, point)| point.seen > 0.0);
+                points.extend(measured.map(|(&count, point)| CostPoint {
+                    of,
+                    octave,
+                    streams,
+                    count,
+                    ns: (point.ms * 1e6).round() as u64,
+                }));
+            }
+        }
+        points
+    }
+
     /// Takes note of what a round took.
     pub fn learn(&mut self, cost: &RoundCost) {
         self.rounds += 1;
         let octave = octave(cost.context);
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        self.verify
-            .entry(octave)
-            .or_default()
-            .learn(cost.rows, ms(cost.verify), self.rounds);
+        let fresh = Curve::default;
+        entry(&mut self.verify, (octave, 0), fresh).learn(cost.rows, ms(cost.verify), self.rounds);
         let (curves, count) = match cost.drafts {
             Longest { guessed: 0, copied } if copied > 0 => (&mut self.reading, copied),
             Longest { guessed, .. } => (&mut self.draft, guessed),
         };
-        curves
-            .entry((octave, cost.streams))
-            .or_insert_with(Curve::from_nothing)
-            .learn(count, ms(cost.draft), self.rounds);
+        let curve = entry(curves, (octave, cost.streams), Curve::from_nothing);
+        curve.learn(count, ms(cost.draft), self.rounds);
     }
 
     /// Milliseconds of a round of `streams` streams without drafts, if one like it was seen of
     /// late.
     pub fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
-        let curve = self.verify.get(&octave(context))?;
+        let curve = nearest(&self.verify, (octave(context), 0))?;
         let fresh = |p: &Point| p.last + STALE > self.rounds;
         curve.0.range(..=streams).any(|(_, p)| fresh(p)).then(|| {
-            let draft = self.draft.get(&(octave(context), streams));
+            let draft = nearest(&self.draft, (octave(context), streams));
             curve.at(streams) + draft.map_or(0.0, |curve| curve.at(0))
         })
     }
 
-    /// Whether any round of such a context was timed.
+    /// Whether any round of such a context, or of a shorter one, was timed.
     pub fn has(&self, context: usize) -> bool {
-        self.verify.contains_key(&octave(context))
+        nearest(&self.verify, (octave(context), 0)).is_some()
     }
 
     /// Whether rounds of this kind were timed often enough to be believed.
@@ -115,12 +195,12 @@ impl Costs {
         drafts: Longest,
     ) -> bool {
         let octave = octave(context);
-        let (curve, count) = self.drafting((octave, streams), drafts);
+        let (curves, count) = self.drafting(drafts);
         let seen = |curve: Option<&Curve>, count| {
             let point = curve.and_then(|curve| curve.0.get(&count));
             point.is_some_and(|p| p.seen >= BELIEVED)
         };
-        seen(self.verify.get(&octave), rows) && seen(curve, count)
+        seen(self.verify.get(&(octave, 0)), rows) && seen(curves.get(&(octave, streams)), count)
     }
 
     /// Milliseconds that a round of `rows` rows usually takes, with these drafts after it.
@@ -128,25 +208,25 @@ impl Costs {
         self.verify_ms(context, rows) + self.draft_ms(context, streams, drafts)
     }
 
-    /// Milliseconds that the target usually takes for `rows` rows; 0 where no round of such a
-    /// context was timed.
+    /// Milliseconds that the target usually takes for `rows` rows; 0 where no round was timed.
     pub fn verify_ms(&self, context: usize, rows: usize) -> f64 {
-        let curve = self.verify.get(&octave(context));
+        let curve = nearest(&self.verify, (octave(context), 0));
         curve.map_or(0.0, |curve| curve.at(rows))
     }
 
-    /// Milliseconds that drafting usually takes for such drafts of `streams` streams; 0 where no round
-    /// like it was timed.
+    /// Milliseconds that drafting usually takes for such drafts of `streams` streams; 0 where none
+    /// was timed.
     pub fn draft_ms(&self, context: usize, streams: usize, drafts: Longest) -> f64 {
-        let (curve, count) = self.drafting((octave(context), streams), drafts);
+        let (curves, count) = self.drafting(drafts);
+        let curve = nearest(curves, (octave(context), streams));
         curve.map_or(0.0, |curve| curve.at(count))
     }
 
-    /// The curve of the drafter's time for such drafts, and where in it they are.
-    fn drafting(&self, key: (u32, usize), drafts: Longest) -> (Option<&Curve>, usize) {
+    /// The curves of the drafter's time for such drafts, and where in one they are.
+    fn drafting(&self, drafts: Longest) -> (&BTreeMap<Kind, Curve>, usize) {
         match drafts {
-            Longest { guessed: 0, copied } if copied > 0 => (self.reading.get(&key), copied),
-            Longest { guessed, .. } => (self.draft.get(&key), guessed),
+            Longest { guessed: 0, copied } if copied > 0 => (&self.reading, copied),
+            Longest { guessed, .. } => (&self.draft, guessed),
         }
     }
 
@@ -156,6 +236,26 @@ impl Costs {
         let longest = Longest::of(plans.iter().copied());
         self.usual(context, plans.len(), rows, longest)
     }
+}
+
+/// The curve of `kind`, to learn from: where there is none, it starts with the times of the [`nearest`] one, which
+/// count as never measured.
+fn entry(curves: &mut BTreeMap<Kind, Curve>, kind: Kind, fresh: fn() -> Curve) -> &mut Curve {
+    if !curves.contains_key(&kind) {
+        let curve = nearest(curves, kind).map_or_else(fresh, Curve::as_a_guess);
+        curves.insert(kind, curve);
+    }
+    curves.get_mut(&kind).expect("a curve of this kind")
+}
+
+/// The curve of `kind`; where there is none, that of the nearest number of streams in the longest context that is no
+/// longer, or in the shortest one.
+fn nearest(curves: &BTreeMap<Kind, Curve>, (octave, streams): Kind) -> Option<&Curve> {
+    let shorter = curves.range(..=(octave, usize::MAX)).next_back();
+    let &(octave, _) = shorter.or_else(|| curves.iter().next())?.0;
+    let kinds = curves.range((octave, 0)..=(octave, usize::MAX));
+    let (_, curve) = kinds.min_by_key(|&(&(_, n), _)| n.abs_diff(streams))?;
+    Some(curve)
 }
 
 /// Which contexts share their times: each twice as long as the one before.
@@ -186,6 +286,20 @@ impl Curve {
             last: 0,
         };
         Curve(BTreeMap::from([(0, nothing)]))
+    }
+
+    /// The same times, as if none had been measured.
+    fn as_a_guess(&self) -> Self {
+        let guess = |(&count, point): (&usize, &Point)| {
+            (
+                count,
+                Point {
+                    seen: 0.0,
+                    ..*point
+                },
+            )
+        };
+        Curve(self.0.iter().map(guess).collect())
     }
 
     /// Takes note of a time: the least of the first ones, then nearer to the lesser ones,
@@ -275,5 +389,73 @@ mod tests {
         assert_eq!(curve.at(2), 20.0);
         (0..3).for_each(|_| curve.learn(2, 30.0, 9));
         assert_eq!(curve.at(2), 30.0);
+    }
+
+    fn cost(streams: usize, rows: usize, context: usize, ms: (u64, u64)) -> RoundCost {
+        RoundCost {
+            streams,
+            rows,
+            context,
+            drafts: Longest {
+                guessed: rows / streams - 1,
+                copied: 0,
+            },
+            verify: Duration::from_millis(ms.0),
+            draft: Duration::from_millis(ms.1),
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_context_or_a_batch_is_what_is_known_of_the_nearest() {
+        let mut costs = Costs::default();
+        assert!(!costs.has(100) && costs.plain_step(100, 1).is_none());
+        for _ in 0..4 {
+            costs.learn(&cost(1, 1, 100, (10, 0)));
+            costs.learn(&cost(1, 5, 100, (14, 4)));
+        }
+        let three = Longest {
+            guessed: 3,
+            copied: 0,
+        };
+        assert_eq!(costs.plain_step(60_000, 1), Some(10.0));
+        assert_eq!(costs.usual(60_000, 2, 3, three), 12.0 + 3.0);
+        // The first time measured there replaces the guess at its place, and no other.
+        costs.learn(&cost(1, 1, 60_000, (30, 0)));
+        assert_eq!(costs.verify_ms(60_000, 1), 30.0);
+        assert_eq!(costs.verify_ms(60_000, 5), 14.0);
+        assert_eq!(costs.verify_ms(100, 1), 10.0);
+        let one = Longest::default();
+        assert!(costs.is_believed(100, 1, 1, one) && !costs.is_believed(60_000, 1, 1, one));
+        // A shorter context than all that were timed has the times of the shortest.
+        let mut long = Costs::default();
+        long.learn(&cost(1, 1, 60_000, (30, 0)));
+        assert_eq!(long.verify_ms(5, 1), 30.0);
+    }
+
+    #[test]
+    fn costs_read_again_are_believed_as_they_were() {
+        let mut costs = Costs::default();
+        for (rows, ms) in [(1, (10, 1)), (4, (12, 3)), (9, (17, 8))] {
+            (0..4).for_each(|_| costs.learn(&cost(1, rows, 100, ms)));
+            costs.learn(&cost(3, 3 * rows, 5000, ms));
+        }
+        let copy = RoundCost {
+            drafts: Longest {
+                guessed: 0,
+                copied: 6,
+            },
+            ..cost(1, 1, 100, (10, 2))
+        };
+        costs.learn(&copy);
+        let points = costs.points();
+        let written = serde_json::to_string(&points).unwrap();
+        let read: Vec<CostPoint> = serde_json::from_str(&written).unwrap();
+        let again = Costs::of_points(&read);
+        assert_eq!(again.points(), points);
+        assert_eq!(again.plain_step(100, 1), costs.plain_step(100, 1));
+        for rows in 1..12 {
+            assert_eq!(again.verify_ms(100, rows), costs.verify_ms(100, rows));
+        }
+        assert!(again.is_believed(100, 1, 4, cost(1, 4, 0, (0, 0)).drafts));
     }
 }
