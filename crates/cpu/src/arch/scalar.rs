@@ -28,6 +28,20 @@ macro_rules! operator {
 }
 operator! { Add add; Sub sub; Mul mul; Div div; }
 
+/// `x * by + plus`, rounded once.
+#[inline(always)]
+fn fused(x: Scalar, by: Scalar, plus: Scalar) -> Scalar {
+    Scalar(from_fn(|i| x.0[i].mul_add(by.0[i], plus.0[i])))
+}
+
+/// [`fused`] by the CPU's instruction for it, which rounds as the function does that a compiler calls without one, in a
+/// twentieth of the time.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "fma")]
+fn fused_by_instruction(x: Scalar, by: Scalar, plus: Scalar) -> Scalar {
+    fused(x, by, plus)
+}
+
 impl Float for Scalar {
     #[inline(always)]
     fn splat(x: f32) -> Self {
@@ -35,7 +49,12 @@ impl Float for Scalar {
     }
     #[inline(never)]
     fn mul_add(self, by: Self, plus: Self) -> Self {
-        Scalar(from_fn(|i| self.0[i].mul_add(by.0[i], plus.0[i])))
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("fma") {
+            // SAFETY: the CPU has FMA.
+            return unsafe { fused_by_instruction(self, by, plus) };
+        }
+        fused(self, by, plus)
     }
     #[inline(always)]
     fn maximum(self, other: Self) -> Self {
