@@ -559,10 +559,14 @@ fn report_memory(record: &Value, out: &mut Report) {
             Some(false) => ", does NOT fit this machine",
             None => "",
         };
+        let of_drafter = match number(&row["drafter_bytes"]) {
+            0 => String::new(),
+            n => format!(" (the drafter's {})", bytes(n)),
+        };
         out.line(
             label,
             format_args!(
-                "{:>7} tokens {:>9} as {}, {} with weights{fits}{mark}",
+                "{:>7} tokens {:>9}{of_drafter} as {}, {} with weights{fits}{mark}",
                 number(&row["context"]),
                 bytes(number(&row["bytes"])),
                 text(&model["kv_format"]),

@@ -25,21 +25,25 @@ pub(crate) fn ram() -> Option<Ram> {
 }
 
 fn parse(info: &str) -> Option<Ram> {
-    let field = |name: &str| -> Option<u64> {
-        let line = info
-            .lines()
-            .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim()
-            .strip_suffix("kB")?
-            .trim()
-            .parse::<u64>()
-            .ok()?
-            .checked_mul(1024)
-    };
     Some(Ram {
-        total: field("MemTotal")?,
-        available: field("MemAvailable")?,
+        total: field(info, "MemTotal")?,
+        available: field(info, "MemAvailable")?,
     })
+}
+
+/// The bytes that a line of `info` gives for `name`.
+fn field(info: &str, name: &str) -> Option<u64> {
+    let line = info
+        .lines()
+        .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    let kilobytes = line.trim().strip_suffix("kB")?.trim().parse::<u64>();
+    kilobytes.ok()?.checked_mul(1024)
+}
+
+/// Bytes of this program's memory that are resident, its mapped files included; nothing on systems that do not say.
+pub(crate) fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    field(&status, "VmRSS")
 }
 
 /// Allows this program as many open files as the system lets it have, and says how many

@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
 use engine::{
-    DraftChoice, EngineError, LoadOptions, LoadProgress, Model, ModelInfo, Placement, Probing,
-    Source, Text,
+    DraftChoice, Engine, EngineError, LoadOptions, LoadProgress, Model, ModelInfo, Placement,
+    Probing, Source, Text,
 };
 use serde_json::{Map, Value};
 use server::Loading;
@@ -177,6 +177,16 @@ pub(crate) fn options(
         chat_template: args.chat_template.clone(),
         progress: LoadProgress::default(),
     })
+}
+
+/// The model of an engine that has done its work.
+///
+/// # Errors
+///
+/// If the engine has failed.
+pub(crate) fn given_back(engine: Engine) -> Result<Model> {
+    let model = engine.into_model();
+    model.ok_or_else(|| anyhow!("the engine has failed; what it said is above"))
 }
 
 /// A loaded model in four lines: weights, memory, drafter and self-test.

@@ -43,6 +43,16 @@ const SILENCERS: &[Silencer] = &[
         silenced: &["pin_threads", "activations", "isa"],
     },
     Silencer {
+        option: "contexts",
+        silences: |_| true,
+        silenced: &["context"],
+    },
+    Silencer {
+        option: "kv_formats",
+        silences: |_| true,
+        silenced: &["kv"],
+    },
+    Silencer {
         option: "temperatures",
         silences: |values| values.split(',').all(|t| t.parse() == Ok(0.0)),
         silenced: &["top_p"],
@@ -202,6 +212,9 @@ mod tests {
         ),
         ("draft-lengths", "bench", "rows of the table"),
         ("draft-fixed", "replay", "rows of the table"),
+        ("contexts", "bench", "rows of the table"),
+        ("kv-formats", "bench", "rows of the table"),
+        ("batch", "bench", "rows of the table"),
         ("temperatures", "bench", "rows of the table"),
         ("prompts", "bench", "the classes of the table"),
         ("reps", "bench", "how often steps are timed"),
@@ -364,6 +377,16 @@ mod tests {
             ("bench --top-p 0.5", "--top-p", "--temperatures 0"),
             ("bench --no-steps --reps 3", "--reps", "--no-steps"),
             (
+                "bench --contexts 1k,2k --context 4k",
+                "--context has",
+                "--contexts 1k,2k",
+            ),
+            (
+                "bench --kv-formats bf16,q8_0+q4_0 --kv f16",
+                "--kv has",
+                "--kv-formats bf16,q8_0+q4_0",
+            ),
+            (
                 "run x --raw --allow-special-tokens",
                 "--allow-special-tokens",
                 "--raw",
@@ -388,6 +411,7 @@ mod tests {
         for line in [
             "run x --draft mtp --draft-max 7 --accept residual",
             "bench --temperatures 0,1 --top-p 0.5",
+            "bench --kv-formats bf16 --context 4k",
             "run x --draft none",
             "run x --device cpu --threads 1",
         ] {

@@ -2,6 +2,7 @@
 
 use crate::counters::Counters;
 use crate::disk::CacheFolder;
+use crate::footprint::Planned;
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
 use crate::multimodal::{Hearing, MediaKind, Senses, Vision, check_places};
@@ -12,7 +13,6 @@ use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink
 use crate::sampler::check_ranges;
 use crate::scheduler::Scheduler;
 use crate::steps::StepSink;
-use cache::MemoryPlan;
 use constrain::{Grammar, Spec};
 use speculate::sample::MAX_LISTED_TOKENS;
 use speculate::{MAX_TOP_LOGPROBS, Sampling, Speculator};
@@ -62,7 +62,7 @@ impl Default for EngineOptions {
 
 /// A running engine. Dropping it cancels what runs and waits for the thread.
 pub struct Engine {
-    jobs: Mutex<Option<Sender<Job>>>,
+    jobs: Mutex<Option<Sender<Vec<Job>>>>,
     thread: Mutex<Option<JoinHandle<Speculator>>>,
     /// What the engine's thread does not need of the model.
     rest: ModelRest,
@@ -77,7 +77,7 @@ pub struct Engine {
 /// What makes a [`Model`] of an engine's parts.
 struct ModelRest {
     chunk: usize,
-    plans: Vec<MemoryPlan>,
+    plans: Vec<Planned>,
     budget: Budget,
 }
 
@@ -165,33 +165,52 @@ impl Engine {
     /// # Errors
     ///
     /// [`Rejected`], before any work; `sink` is not called then.
-    pub fn submit(&self, mut request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
-        self.check(&request)?;
-        // 0 keeps the likeliest token only; the sampler's own range excludes it.
-        request.sampling.top_p = request.sampling.top_p.max(f32::MIN_POSITIVE);
-        let waiting = self.counters.waiting.fetch_add(1, Ordering::AcqRel);
-        if waiting >= self.most_waiting() {
-            self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
+    pub fn submit(&self, request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
+        let mut cancels = self.submit_all(vec![(request, sink)])?;
+        Ok(cancels.pop().expect("one for each request"))
+    }
+
+    /// Submits `requests` at once: those that there is room for start in the same step. Each has a token that
+    /// cancels it.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`] as of [`Engine::submit`] if one of them cannot be taken; then none is.
+    pub fn submit_all(&self, requests: Vec<(Request, Sink)>) -> Result<Vec<CancelToken>, Rejected> {
+        for (request, _) in &requests {
+            self.check(request)?;
+        }
+        let n = requests.len();
+        let waiting = self.counters.waiting.fetch_add(n, Ordering::AcqRel);
+        if waiting + n > self.most_waiting() {
+            self.counters.waiting.fetch_sub(n, Ordering::AcqRel);
             return Err(Rejected::QueueFull { waiting });
         }
-        let cancel = CancelToken::new();
-        let job = Job {
-            request,
-            sink,
-            cancel: cancel.clone(),
-            submitted: Instant::now(),
-            fetch: None,
+        let job = |(mut request, sink): (Request, Sink)| {
+            // 0 keeps the likeliest token only; the sampler's own range excludes it.
+            request.sampling.top_p = request.sampling.top_p.max(f32::MIN_POSITIVE);
+            Job {
+                request,
+                sink,
+                cancel: CancelToken::new(),
+                submitted: Instant::now(),
+                fetch: None,
+            }
         };
+        let submitted: Vec<Job> = requests.into_iter().map(job).collect();
+        let cancels = submitted.iter().map(|job| job.cancel.clone()).collect();
         let jobs = self
             .jobs
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        let sent = jobs
+            .as_ref()
+            .is_some_and(|jobs| jobs.send(submitted).is_ok());
         if !sent {
-            self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.counters.waiting.fetch_sub(n, Ordering::AcqRel);
             return Err(Rejected::Stopped);
         }
-        Ok(cancel)
+        Ok(cancels)
     }
 
     /// Requests that would be taken now: those that may run and wait beside those that do.

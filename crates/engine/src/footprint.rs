@@ -1,7 +1,8 @@
-//! What a request takes beside the weights.
+//! What requests take beside the weights.
 
 use crate::Model;
-use cache::{KeptSize, Memory, MemorySize};
+use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
+use models::Target;
 
 /// Bytes that one request's KV cache and recurrent state take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +11,96 @@ pub struct RequestBytes {
     pub target: u64,
     /// Bytes of the drafter's, 0 where it has none.
     pub drafter: u64,
+}
+
+/// What a target or its drafter remembers of each row, and how the size of its memory follows from the
+/// target's.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    plan: MemoryPlan,
+    owner: Owner,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Target,
+    /// A draft head, which has a row for each of the target's.
+    Head,
+    /// A draft model that knows so many tokens.
+    DraftModel {
+        max_context: usize,
+    },
+}
+
+impl Planned {
+    /// The memory of a target.
+    pub(crate) fn target(target: &dyn Target) -> Planned {
+        Planned {
+            plan: target.plan(),
+            owner: Owner::Target,
+        }
+    }
+
+    /// The memory of a draft head with this plan.
+    pub(crate) fn head(plan: MemoryPlan) -> Planned {
+        Planned {
+            plan,
+            owner: Owner::Head,
+        }
+    }
+
+    /// The memory of a draft model.
+    pub(crate) fn draft_model(model: &dyn Target) -> Planned {
+        Planned {
+            plan: model.plan(),
+            owner: Owner::DraftModel {
+                max_context: model.max_context(),
+            },
+        }
+    }
+
+    /// What is remembered of each row.
+    pub(crate) fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// The size beside a target's memory of size `target`.
+    pub(crate) fn size(&self, target: &MemorySize) -> MemorySize {
+        let drafter = MemorySize {
+            kv_format: target.kv_format.of_draft_head(),
+            ..*target
+        };
+        match self.owner {
+            Owner::Target => *target,
+            Owner::Head => drafter,
+            Owner::DraftModel { max_context } => MemorySize {
+                context: target.context.min(max_context),
+                // Where the target keeps no recurrent state, texts that have ended need slots of their own.
+                kept: KeptSize {
+                    snapshots: target.kept.snapshots.saturating_add(target.sequences),
+                    ..target.kept
+                },
+                ..drafter
+            },
+        }
+    }
+
+    /// Bytes beside a target's memory of size `target`.
+    pub(crate) fn bytes(&self, target: &MemorySize) -> usize {
+        Memory::bytes(&self.plan, &self.size(target))
+    }
+
+    /// Bytes of all of `planned` beside a target's memory of size `target`.
+    pub(crate) fn all_bytes(planned: &[Planned], target: &MemorySize) -> usize {
+        let bytes = planned.iter().map(|planned| planned.bytes(target));
+        bytes.fold(0, usize::saturating_add)
+    }
+
+    /// Whether pages, slots and snapshots have numbers, beside a target's memory of size `target`.
+    pub(crate) fn has_numbers(&self, target: &MemorySize) -> bool {
+        Memory::has_numbers(&self.plan, &self.size(target))
+    }
 }
 
 impl Model {
@@ -23,10 +114,16 @@ impl Model {
             running_pages: None,
             kept: KeptSize::default(),
         };
-        let mut bytes = self.plans.iter().map(|p| Memory::bytes(p, &size) as u64);
+        let mut bytes = self.plans.iter().map(|planned| planned.bytes(&size) as u64);
         RequestBytes {
             target: bytes.next().unwrap_or(0),
             drafter: bytes.sum(),
         }
+    }
+
+    /// Counts again what KV caches and recurrent states take.
+    pub(crate) fn count_memory(&mut self) {
+        let size = self.speculator.memory().size();
+        self.info.memory_bytes = Planned::all_bytes(&self.plans, size);
     }
 }

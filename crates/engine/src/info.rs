@@ -2,10 +2,10 @@
 
 use crate::calibration::Calibration;
 use crate::disk::Identity;
+use crate::footprint::Planned;
 use crate::multimodal::{HearingInfo, Senses, VisionInfo};
 use crate::placement::Budget;
 use crate::preflight::Preflight;
-use cache::MemoryPlan;
 use serde::Serialize;
 use speculate::{Guesser, Speculator};
 use std::sync::Arc;
@@ -106,7 +106,7 @@ pub struct Model {
     /// Prompt rows that a request may run in one step.
     pub chunk: usize,
     /// What the target and, if it has a memory, the drafter remember.
-    pub plans: Vec<MemoryPlan>,
+    pub(crate) plans: Vec<Planned>,
     /// What the bits of keys, values and states depend on, if that was asked for.
     pub(crate) identity: Option<Identity>,
     /// The memory that the model may take.

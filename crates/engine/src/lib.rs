@@ -40,6 +40,7 @@ mod queue;
 mod reason;
 mod redraft;
 mod request;
+mod resize;
 mod sampler;
 mod scheduler;
 mod shortlist;

@@ -13,6 +13,7 @@ use crate::disk::{Identity, Parts};
 use crate::drafters;
 use crate::drafters::pairing::{Found, Pairing, fits};
 use crate::error::{DrafterReason, EngineError};
+use crate::footprint::Planned;
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::multimodal::{Hearing, OwnFile, Senses, Sight, TowerFile, Vision};
@@ -22,7 +23,7 @@ use crate::preflight::{self, Key, Preflight};
 use crate::source::{Source, quantized};
 use crate::stored::Stored;
 use backend::{Backend, KvFormat};
-use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use models::{ModelError, Target};
 use speculate::draft::NGRAM;
 use speculate::{Drafters, Speculator};
@@ -153,33 +154,7 @@ fn place(
             true => most_rows,
             false => 0,
         };
-        let size = MemorySize {
-            sequences: options.sequences,
-            context: options
-                .context
-                .unwrap_or(DEFAULT_CONTEXT)
-                .min(target.max_context()),
-            step_rows: chunk.max(span_rows),
-            kv_format: options.kv_format,
-            running_pages: None,
-            kept: KeptSize::default(),
-        };
-        let plans = [target.plan()];
-        let running_pages = options.kv_memory.map(|budget| {
-            let pages = size.running_pages_within(budget, &plans);
-            pages.map_err(|least| EngineError::KvTooSmall {
-                asked: budget,
-                least,
-                context: size.context,
-            })
-        });
-        let running_pages = running_pages.transpose()?.flatten();
-        let kept = KeptSize::within(options.prefix_cache_memory, &plans, &size);
-        Ok(MemorySize {
-            running_pages,
-            kept,
-            ..size
-        })
+        planned_size(target, chunk.max(span_rows), options)
     };
     let (target, weights) = placement::load_target(b, checkpoint, options, sight, size)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
@@ -188,12 +163,6 @@ fn place(
             model: target.vocab_size(),
         });
     }
-    let most = target.max_context();
-    if let Some(asked) = options.context.filter(|&context| context > most) {
-        return Err(EngineError::ContextTooLong { asked, most });
-    }
-    check_kv(b, options.kv_format)?;
-    fits(&target.plan(), options.kv_format)?;
     let budget = Budget {
         // A device with memory of its own says by itself when it is full.
         limit: options.memory_limit.filter(|_| !device.own_memory),
@@ -204,14 +173,66 @@ fn place(
         },
         tower: sight.step_bytes(),
     };
-    let size = size(&*target)?;
-    budget.check(&[target.plan()], &size)?;
+    let step_rows = size(&*target)?.step_rows;
+    let size = memory_size(b, &*target, step_rows, options)?;
+    budget.check(&[Planned::target(&*target)], &size)?;
     Ok(PlacedTarget {
         target,
         weights,
         chunk,
         size,
         budget,
+    })
+}
+
+/// The size of a target's memory, if the target knows so many tokens and device and heads have the formats.
+pub(crate) fn memory_size(
+    b: &dyn Backend,
+    target: &dyn Target,
+    step_rows: usize,
+    options: &LoadOptions,
+) -> Result<MemorySize, EngineError> {
+    let most = target.max_context();
+    if let Some(asked) = options.context.filter(|&context| context > most) {
+        return Err(EngineError::ContextTooLong { asked, most });
+    }
+    check_kv(b, options.kv_format)?;
+    fits(&target.plan(), options.kv_format)?;
+    planned_size(target, step_rows, options)
+}
+
+/// The size of a target's memory in which a step has `step_rows` rows of a sequence at most.
+fn planned_size(
+    target: &dyn Target,
+    step_rows: usize,
+    options: &LoadOptions,
+) -> Result<MemorySize, EngineError> {
+    let size = MemorySize {
+        sequences: options.sequences,
+        context: options
+            .context
+            .unwrap_or(DEFAULT_CONTEXT)
+            .min(target.max_context()),
+        step_rows,
+        kv_format: options.kv_format,
+        running_pages: None,
+        kept: KeptSize::default(),
+    };
+    let plans = [target.plan()];
+    let running_pages = options.kv_memory.map(|budget| {
+        let pages = size.running_pages_within(budget, &plans);
+        pages.map_err(|least| EngineError::KvTooSmall {
+            asked: budget,
+            least,
+            context: size.context,
+        })
+    });
+    let running_pages = running_pages.transpose()?.flatten();
+    let kept = KeptSize::within(options.prefix_cache_memory, &plans, &size);
+    Ok(MemorySize {
+        running_pages,
+        kept,
+        ..size
     })
 }
 
@@ -331,7 +352,7 @@ struct Remembered {
     size: MemorySize,
     budget: Budget,
     /// The target's plan, and the drafter's if it has a memory.
-    plans: Vec<MemoryPlan>,
+    plans: Vec<Planned>,
     /// What is known of the drafter, which has moved into the speculator.
     found: Found,
 }
@@ -349,7 +370,7 @@ fn remember(
         budget,
         ..
     } = placed;
-    let mut plans = vec![target.plan()];
+    let mut plans = vec![Planned::target(&*target)];
     plans.extend(found.plan.take());
     let memory = Memory::new(&*b, target.plan(), size);
     b.finish()?;
@@ -444,7 +465,7 @@ fn attempt(
         weights: facts.weights.0,
         weights_reason: facts.weights.1,
         step_bytes: facts.step_bytes,
-        memory_bytes: Memory::all_bytes(&plans, &size),
+        memory_bytes: Planned::all_bytes(&plans, &size),
         kv_format,
         vision: facts.vision.as_ref().ok().map(|vision| vision.info()),
         vision_reason: facts.vision.as_ref().err().cloned().unwrap_or_default(),

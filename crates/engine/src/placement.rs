@@ -6,11 +6,12 @@
 //! what it multiplies. The results have the same bits.
 
 use crate::error::{EngineError, TooLarge, Unmappable};
+use crate::footprint::Planned;
 use crate::multimodal::Sight;
 use crate::options::{LoadOptions, LoadProgress};
 use crate::reason::{Placement, WeightsReason};
 use backend::Backend;
-use cache::{Memory, MemoryPlan, MemorySize};
+use cache::MemorySize;
 use models::Target;
 use std::ops::Range;
 use weights::Checkpoint;
@@ -38,13 +39,13 @@ impl Budget {
         }
     }
 
-    /// Checks what all of `plans` take at `size`, before any of it is allocated.
-    pub(crate) fn check(&self, plans: &[MemoryPlan], size: &MemorySize) -> Result<(), TooLarge> {
-        let remembered = Memory::all_bytes(plans, size) as u64;
+    /// Checks what all of `plans` take beside a target's memory of `size`, before any of it is allocated.
+    pub(crate) fn check(&self, plans: &[Planned], size: &MemorySize) -> Result<(), TooLarge> {
+        let remembered = Planned::all_bytes(plans, size) as u64;
         let remembered = remembered.saturating_add(self.tower);
         let limit = self.limit.unwrap_or(isize::MAX as u64);
         let fits = self.weights.saturating_add(remembered) <= limit;
-        if fits && plans.iter().all(|plan| Memory::has_numbers(plan, size)) {
+        if fits && plans.iter().all(|plan| plan.has_numbers(size)) {
             return Ok(());
         }
         Err(TooLarge {
@@ -97,7 +98,7 @@ pub(crate) fn load_target(
     // Mapped weights cost next to nothing to load, and tell what packed ones would take.
     let (target, mut placed) = load(true, WeightsReason::Fits)?;
     let packed = b.left_in_files();
-    let remembered = Memory::bytes(&target.plan(), &size(&*target)?) as u64;
+    let remembered = Planned::target(&*target).bytes(&size(&*target)?) as u64;
     let needed = packed + remembered + tower_bytes;
     if needed <= free {
         drop(target);

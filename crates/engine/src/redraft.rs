@@ -37,11 +37,7 @@ impl Model {
     /// [`EngineError`] as of [`load`](crate::load); the model then has no drafter.
     pub fn redraft(&mut self, source: &Source, options: &LoadOptions) -> Result<(), EngineError> {
         options.check()?;
-        self.speculator.discard_all();
-        self.speculator.replace_drafters(Drafters::none());
-        self.plans.truncate(1);
-        self.info.drafter = None;
-        self.info.drafters.clear();
+        self.discard_drafter();
         let checkpoint = quantized(source.checkpoint()?, options.quantize.as_ref())?;
         let mut hashes = Hashes::open(None);
         let mut pair = self.pairing(source, options, &checkpoint, &mut hashes);
@@ -59,7 +55,19 @@ impl Model {
         info.drafter_weight_bytes = found.weight_bytes;
         info.draft_vocab = found.shortlist;
         info.draft_max = options.draft_max;
+        self.count_memory();
         Ok(())
+    }
+
+    /// Leaves the model without a drafter and without ended texts.
+    pub(crate) fn discard_drafter(&mut self) {
+        self.speculator.discard_all();
+        self.speculator.replace_drafters(Drafters::none());
+        self.plans.truncate(1);
+        let info = &mut self.info;
+        (info.drafter, info.drafter_weight_bytes) = (None, 0);
+        info.drafters.clear();
+        self.count_memory();
     }
 
     /// The target, for whoever looks for its drafter.

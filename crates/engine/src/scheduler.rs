@@ -62,7 +62,7 @@ pub(crate) struct Scheduler {
     pace: Pace,
     draft_max: usize,
     no_draft: Option<String>,
-    inbox: Receiver<Job>,
+    inbox: Receiver<Vec<Job>>,
     waiting: Queue,
     running: Vec<Running>,
     reuse: bool,
@@ -79,7 +79,7 @@ impl Scheduler {
     pub(crate) fn new(
         mut model: Model,
         options: EngineOptions,
-        inbox: Receiver<Job>,
+        inbox: Receiver<Vec<Job>>,
         counters: Arc<Counters>,
     ) -> Self {
         let info = model.info;
@@ -189,17 +189,22 @@ impl Scheduler {
         let is_busy = self.disk.as_ref().is_some_and(|d| d.is_busy(speculator));
         if self.running.is_empty() && self.waiting.is_empty() && !is_busy {
             match self.inbox.recv() {
-                Ok(job) => self.waiting.push(job),
+                Ok(jobs) => self.take(jobs),
                 Err(_) => return false,
             }
         }
         loop {
             match self.inbox.try_recv() {
-                Ok(job) => self.waiting.push(job),
+                Ok(jobs) => self.take(jobs),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
         }
+    }
+
+    /// Has what was submitted wait for its turn.
+    fn take(&mut self, jobs: Vec<Job>) {
+        jobs.into_iter().for_each(|job| self.waiting.push(job));
     }
 
     fn drop_cancelled(&mut self) {

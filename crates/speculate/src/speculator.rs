@@ -11,7 +11,7 @@ use crate::step::Watch;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use crate::told::Told;
 use backend::{Backend, Batch, StepKey};
-use cache::{Memory, MemoryFull, PrefixIndex, RowKey};
+use cache::{Memory, MemoryFull, MemoryPlan, MemorySize, PrefixIndex, RowKey};
 use models::Target;
 use std::sync::Arc;
 
@@ -126,6 +126,25 @@ impl Speculator {
         assert!(is_idle, "no stream is open or parked");
         self.drafters = drafters.into();
         // The old ones' guesses say nothing of what the new ones' are worth.
+        self.lengths = Lengths::default();
+    }
+
+    /// Remembers as much as `size` says from now on, of the target alone: drafters have memories of their own,
+    /// and are [replaced](Speculator::replace_drafters) before.
+    ///
+    /// # Panics
+    ///
+    /// If a stream is open or parked, or pages or slots do not [have numbers](Memory::has_numbers).
+    pub fn resize(&mut self, size: MemorySize) {
+        let is_idle = self.memory.n_open() == 0 && self.kept.texts.is_empty();
+        assert!(is_idle, "no stream is open or parked");
+        // What there was goes first: there may not be room for both.
+        self.memory = Memory::new(&*self.b, MemoryPlan::default(), size);
+        self.memory = Memory::new(&*self.b, self.target.plan(), size);
+        self.kept = Kept::new(&self.memory);
+        self.restoring = None;
+        // Recorded steps are about the old memory, and times about rounds in it.
+        self.key = StepKey::fresh();
         self.lengths = Lengths::default();
     }
 

@@ -1,9 +1,10 @@
 //! The commands that measure and prove: `bench`, `perplexity` and `conformance`.
 
 use super::draft::{DrafterArgs, accept_rule};
-use super::model::{LoadArgs, ModelArg};
-use super::values::count;
+use super::model::{LoadArgs, ModelArg, kv_entry};
+use super::values::{count, some};
 use crate::bench::BenchLength;
+use backend::KvFormat;
 use clap::Args;
 use engine::{Accept, DraftChoice};
 use std::path::PathBuf;
@@ -32,6 +33,34 @@ pub(crate) struct BenchArgs {
         help_heading = "Bench"
     )]
     pub(crate) draft_lengths: Vec<BenchLength>,
+    /// Context lengths to compare, such as 1k,8k,32k: so many tokens of text stand before each prompt, at least
+    #[arg(
+        long,
+        value_name = "TOKENS,…",
+        value_delimiter = ',',
+        value_parser = count,
+        help_heading = "Bench"
+    )]
+    pub(crate) contexts: Vec<usize>,
+    /// Formats of the KV cache to compare, as for --kv but with a plus sign between those of keys and of values:
+    /// bf16,q8_0+turbo4
+    #[arg(
+        long,
+        value_name = "FORMAT,…",
+        value_delimiter = ',',
+        value_parser = kv_entry,
+        help_heading = "Bench"
+    )]
+    pub(crate) kv_formats: Vec<KvFormat>,
+    /// Numbers of texts written at once to compare, by continuous batching
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        value_parser = some,
+        help_heading = "Bench"
+    )]
+    pub(crate) batch: Vec<usize>,
     /// Temperatures to compare
     #[arg(
         long,

@@ -213,21 +213,33 @@ fn kv_help() -> String {
 }
 
 fn kv_format(text: &str) -> Result<KvFormat, String> {
+    kv_pair(text, ',')
+}
+
+/// An entry of a list of formats, whose keys and values are parted by a plus sign.
+pub(super) fn kv_entry(text: &str) -> Result<KvFormat, String> {
+    kv_pair(text, '+')
+}
+
+/// The format of both keys and values, or those of each with `comma` between them.
+fn kv_pair(text: &str, comma: char) -> Result<KvFormat, String> {
     let format = |name: &str| {
         quant::kv_format(name).ok_or_else(|| {
             let (all, values) = (kv_names(true).join(", "), kv_names(false));
             format!(
-                "`{name}` is none of {all}; values also take {}, as in q8_0,{}",
+                "`{name}` is none of {all}; values also take {}, as in q8_0{comma}{}",
                 values.join(" and "),
                 values[0]
             )
         })
     };
-    let (k, v) = text.split_once(',').unwrap_or((text, text));
+    let (k, v) = text.split_once(comma).unwrap_or((text, text));
     let k = format(k)?;
     if !k.holds_keys {
         let k = k.name;
-        return Err(format!("`{k}` is supported for values only; try q8_0,{k}"));
+        return Err(format!(
+            "`{k}` is supported for values only; try q8_0{comma}{k}"
+        ));
     }
     Ok(KvFormat { k, v: format(v)? })
 }
@@ -272,5 +284,21 @@ mod tests {
             assert_eq!(kv_format(&both).unwrap().to_string(), both);
             assert!(kv_format(name).unwrap_err().contains(&both));
         }
+    }
+
+    #[test]
+    fn entries_of_lists_are_the_same_formats_with_a_plus() {
+        for (entry, both) in [
+            ("f16", "f16"),
+            ("q8_0+q4_0", "q8_0,q4_0"),
+            ("q8_0+turbo4", "q8_0,turbo4"),
+        ] {
+            assert_eq!(kv_entry(entry), kv_format(both), "{entry}");
+        }
+        for bad in ["", "f8", "bf16+", "+f16", "q8_0,q4_0", "bf16+f16+f32"] {
+            assert!(kv_entry(bad).is_err(), "{bad}");
+        }
+        let error = kv_entry("turbo4").unwrap_err();
+        assert!(error.ends_with("try q8_0+turbo4"), "{error}");
     }
 }

@@ -13,6 +13,14 @@ pub(super) fn count(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "expected a number such as 4096 or 4k".into())
 }
 
+/// A number of things of which there is at least one.
+pub(super) fn some(text: &str) -> Result<usize, String> {
+    match count(text) {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("expected a number from 1 on".into()),
+    }
+}
+
 /// Short names of formats.
 const SHORT_FORMATS: &[(&str, &str)] = &[
     ("q2", "affine2-g64"),
@@ -80,8 +88,10 @@ mod tests {
             "99999999999999999999",
             "9999999999999999m",
         ] {
-            assert!(count(bad).is_err(), "{bad}");
+            assert!(count(bad).is_err() && some(bad).is_err(), "{bad}");
         }
+        assert_eq!((count("0"), some("8")), (Ok(0), Ok(8)));
+        assert!(some("0").is_err());
     }
 
     #[test]

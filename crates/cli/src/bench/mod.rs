@@ -5,7 +5,10 @@
 //! moves by a factor within minutes. So every prompt runs all draft lengths one
 //! after the other, and step times are medians of rounds that visit every row
 //! count in turn.
+//!
+//! With `--contexts`, `--kv-formats` or `--batch`, [`axes`] has the same texts written along these.
 
+mod axes;
 mod length;
 mod prompts;
 mod runs;
@@ -17,10 +20,12 @@ pub(crate) use table::table;
 
 use crate::args::{BenchArgs, DraftArgs, OutputArgs};
 use crate::model;
-use anyhow::{Context, Result};
-use engine::{Engine, EngineOptions};
+use crate::resolve::{self, Resolved};
+use anyhow::{Context, Result, bail};
+use axes::Axes;
+use engine::{Engine, EngineOptions, LoadOptions, Model, ModelInfo};
 pub(crate) use length::BenchLength;
-use prompts::{prompts, random};
+use prompts::{Wording, random, wordings};
 use runs::Run;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -53,38 +58,60 @@ struct Report {
     runs: Vec<Run>,
     /// Chosen draft lengths against fixed ones.
     summary: Vec<Summary>,
+    /// Rows by context, KV format and batch, if these were asked for: there are no `runs` then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    axes: Option<Axes>,
+}
+
+/// A model, where it was found, and the options that it was loaded with.
+struct Loaded {
+    model: Model,
+    resolved: Resolved,
+    options: LoadOptions,
+}
+
+/// Loads the model with room for drafts of all lengths.
+fn load(args: &BenchArgs) -> Result<Loaded> {
+    let longest = args.draft_lengths.iter().map(|length| length.longest());
+    let draft = DraftArgs {
+        drafter: args.drafter.clone(),
+        draft_max: longest.max().unwrap_or(0),
+    };
+    let name = &args.model.model;
+    let resolved = resolve::model(name)?;
+    let options = model::options(&args.load, &draft, 1, &resolved)?;
+    Ok(Loaded {
+        model: model::load_with(name, &args.load, &resolved, &options)?,
+        resolved,
+        options,
+    })
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
-    let longest = args.draft_lengths.iter().map(|length| length.longest());
-    let longest = longest.max().unwrap_or(0);
-    let draft = DraftArgs {
-        drafter: args.drafter.clone(),
-        draft_max: longest,
-    };
     // A file that is not there should not cost a minute to find out.
     let file = args.prompts.as_deref().map(read).transpose()?;
     let start = Instant::now();
-    let mut model = model::load(&args.model.model, &args.load, &draft, 1)?;
+    let mut loaded = load(args)?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
+    let info = loaded.model.info.clone();
     if !output.quiet {
-        say!("{}", model::describe(&model.info));
+        say!("{}", model::describe(&info));
     }
-    let mut prompts = prompts(args, file.as_deref(), &model.text)?;
-    prompts.extend(random(&model.text, model.info.vocab_size));
+    let wordings = wordings(args, file.as_deref())?;
     let times = if args.no_steps {
         Times::default()
     } else {
-        steps::measure(&mut model, args.reps)?
+        steps::measure(&mut loaded.model, args.reps)?
     };
-    let options = EngineOptions {
-        reuse: false, // the same prompts come again
-        ..EngineOptions::default()
-    };
-    let engine = Engine::start(model, options);
-    let runs = runs::generate(args, &engine, &prompts, output)?;
-    let report = report(args, &engine, load_ms, times, runs);
+    let mut report = report(args, info, load_ms, times);
+    if axes::are_asked(args) {
+        report.axes = Some(axes::run(args, loaded, &wordings, output)?);
+    } else {
+        report.runs = run_classes(args, loaded.model, &wordings, output)?;
+        report.summary = summaries(&report.runs);
+        report.draft_ms = draft_ms(&report.runs);
+    }
     let mut stdout = io::stdout().lock();
     if args.json {
         writeln!(stdout, "{}", serde_json::to_string(&report)?)?;
@@ -92,20 +119,47 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
         let aligned = stdout.is_terminal();
         table::print(&report, aligned, &mut stdout)?;
     }
-    Ok(ExitCode::SUCCESS)
+    match report.axes.is_some_and(|axes| axes.rows.is_empty()) {
+        true => bail!("no cell could be run"),
+        false => Ok(ExitCode::SUCCESS),
+    }
 }
 
-/// Puts together what was measured, and where.
-fn report(args: &BenchArgs, engine: &Engine, load_ms: f64, times: Times, runs: Vec<Run>) -> Report {
-    let info = engine.info();
-    let bytes = info.step_bytes as f64;
+/// Answers all prompts, one after the other, and some of random tokens.
+fn run_classes(
+    args: &BenchArgs,
+    model: Model,
+    wordings: &[Wording],
+    output: OutputArgs,
+) -> Result<Vec<Run>> {
+    let encoded = wordings
+        .iter()
+        .map(|wording| wording.encode(&model.text, ""));
+    let mut prompts = encoded.collect::<Result<Vec<_>>>()?;
+    prompts.extend(random(&model.text, model.info.vocab_size));
+    let options = EngineOptions {
+        reuse: false, // the same prompts come again
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(model, options);
+    runs::generate(args, &engine, &prompts, output)
+}
+
+/// Milliseconds that a drafted token takes, if any was drafted.
+fn draft_ms(runs: &[Run]) -> Option<f64> {
     let drafting = runs.iter().filter(|r| r.drafted > 0);
     let (ms, n) = drafting.fold((0.0, 0), |(ms, n), r| (ms + r.draft_ms, n + r.drafted));
+    (n > 0).then(|| ms / n as f64)
+}
+
+/// Puts together what was measured before any text was written, and where.
+fn report(args: &BenchArgs, info: ModelInfo, load_ms: f64, times: Times) -> Report {
+    let bytes = info.step_bytes as f64;
     Report {
         version: env!("CARGO_PKG_VERSION"),
         commit: option_env!("PACELINE_COMMIT"),
         environment: environment(),
-        model: info.clone(),
+        model: info,
         threads: args.load.threads.map_or_else(cores, NonZeroUsize::get),
         read_gbs: times.read_ms.map(|ms| bytes / ms / 1e6),
         read_ms: times.read_ms,
@@ -113,9 +167,10 @@ fn report(args: &BenchArgs, engine: &Engine, load_ms: f64, times: Times, runs: V
         load_ms,
         step_ms: times.step_ms,
         prefill_tok_s: times.prefill_tok_s,
-        draft_ms: (n > 0).then(|| ms / n as f64),
-        summary: summaries(&runs),
-        runs,
+        draft_ms: None,
+        runs: Vec::new(),
+        summary: Vec::new(),
+        axes: None,
     }
 }
 

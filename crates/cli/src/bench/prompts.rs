@@ -6,6 +6,7 @@ use crate::model;
 use anyhow::{Context, Result, bail};
 use engine::Text;
 use serde::Deserialize;
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// The prompts without `--prompts`, by class.
@@ -44,13 +45,49 @@ pub(super) const RANDOM_TEMPERATURE: f32 = 1.5;
 const RANDOM_TOKENS: usize = 48;
 const RANDOM_PROMPTS: u64 = 3;
 
+/// Tokens of a note of a [`filler`], at most: none of them is as long.
+const NOTE_TOKENS: usize = 64;
+
+/// The words of a note by their place in it.
+const NOTE_WORDS: [&[&str]; 5] = [
+    &[
+        "the rabbit",
+        "a girl",
+        "the baker",
+        "his uncle",
+        "her friend",
+        "the teacher",
+        "a sailor",
+        "the old man",
+    ],
+    &[
+        "found", "painted", "lost", "carried", "bought", "hid", "mended", "borrowed",
+    ],
+    &[
+        "red", "small", "heavy", "broken", "green", "warm", "silver", "strange",
+    ],
+    &[
+        "kite", "clock", "map", "basket", "lamp", "boat", "letter", "key",
+    ],
+    &[
+        "in the garden",
+        "at the harbor",
+        "near the school",
+        "under the bridge",
+        "on Monday",
+        "after lunch",
+        "before the rain",
+        "by the river",
+    ],
+];
+
 /// A line of `--prompts`.
 #[derive(Deserialize)]
 struct PromptLine {
     #[serde(default = "no_category")]
     category: String,
     #[serde(default)]
-    messages: Vec<serde_json::Value>,
+    messages: Vec<Value>,
     /// A text to continue, without the template.
     #[serde(default, alias = "raw", alias = "text")]
     prompt: Option<String>,
@@ -58,6 +95,16 @@ struct PromptLine {
 
 fn no_category() -> String {
     "prompts".into()
+}
+
+/// What a prompt asks, before the tokenizer reads it.
+pub(super) struct Wording {
+    class: String,
+    /// A conversation; empty if `raw` is a text to continue.
+    messages: Vec<Value>,
+    raw: String,
+    /// Where it is from, if it is from a file.
+    place: Option<String>,
 }
 
 /// One prompt, ready to run.
@@ -68,12 +115,86 @@ pub(super) struct Prompt {
     pub(super) is_random: bool,
 }
 
-/// The prompts of `file`, which is the text of `--prompts`, or the built-in ones.
-pub(super) fn prompts(args: &BenchArgs, file: Option<&str>, text: &Text) -> Result<Vec<Prompt>> {
+/// What the prompts of `file` ask, which is the text of `--prompts`, or the built-in ones.
+pub(super) fn wordings(args: &BenchArgs, file: Option<&str>) -> Result<Vec<Wording>> {
     match (&args.prompts, file) {
-        (Some(path), Some(file)) => of_file(path, file, text),
-        _ => built_in(text),
+        (Some(path), Some(file)) => of_file(path, file),
+        _ => Ok(built_in()),
     }
+}
+
+impl Wording {
+    /// The prompt with the text `before` in front of what its first user says, or of the text to continue.
+    pub(super) fn encode(&self, text: &Text, before: &str) -> Result<Prompt> {
+        let encoded: Result<Vec<u32>> = match self.messages.is_empty() {
+            true => text
+                .encode_prompt(&format!("{before}{}", self.raw))
+                .map_err(Into::into),
+            false => behind(before, &self.messages)
+                .and_then(|messages| model::encode_chat(text, messages, None)),
+        };
+        let ids = match &self.place {
+            Some(place) => encoded.with_context(|| place.clone())?,
+            None => encoded?,
+        };
+        Ok(Prompt {
+            class: self.class.clone(),
+            ids,
+            is_random: false,
+        })
+    }
+}
+
+/// `messages` with the text `before` in front of what the first user says.
+fn behind(before: &str, messages: &[Value]) -> Result<Vec<Value>> {
+    let mut messages = messages.to_vec();
+    if before.is_empty() {
+        return Ok(messages);
+    }
+    let mut contents = messages.iter_mut();
+    let first = contents.find(|message| message["role"] == "user");
+    match first.map(|message| &mut message["content"]) {
+        Some(Value::String(content)) => content.insert_str(0, before),
+        Some(Value::Array(parts)) => parts.insert(0, json!({"type": "text", "text": before})),
+        _ => bail!("no user says anything that text could stand before"),
+    }
+    Ok(messages)
+}
+
+/// A text of `tokens` tokens at least, the same one every time: numbered notes that have words in common, but no
+/// sentence.
+///
+/// # Errors
+///
+/// As of the tokenizer.
+pub(super) fn filler(text: &Text, tokens: usize) -> Result<String> {
+    // Fewer notes than are needed, and more until they are enough.
+    let mut n = tokens.div_ceil(NOTE_TOKENS) as u64;
+    loop {
+        let notes: String = (1..=n).map(note).collect();
+        let found = text.tokenizer.encode(&notes, false)?.len();
+        if found >= tokens {
+            return Ok(notes);
+        }
+        let each = found.div_ceil(n as usize).max(1);
+        n += (tokens - found).div_ceil(each) as u64;
+    }
+}
+
+/// One note of [`filler`].
+fn note(number: u64) -> String {
+    let draw = |place: usize| {
+        let words = NOTE_WORDS[place];
+        words[(mixed(number << 8 | place as u64) % words.len() as u64) as usize]
+    };
+    format!(
+        "Note {number}: {} {} a {} {} {}.\n",
+        draw(0),
+        draw(1),
+        draw(2),
+        draw(3),
+        draw(4)
+    )
 }
 
 /// Prompts of random tokens of a vocabulary of `vocab` tokens, the same ones every time.
@@ -100,41 +221,37 @@ fn mixed(seed: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn built_in(text: &Text) -> Result<Vec<Prompt>> {
-    let mut prompts = Vec::new();
-    for (class, texts) in PROMPTS {
-        for prompt in *texts {
-            let message = serde_json::json!({"role": "user", "content": prompt});
-            prompts.push(Prompt {
-                class: (*class).into(),
-                ids: model::encode_chat(text, vec![message], None)?,
-                is_random: false,
-            });
-        }
-    }
-    Ok(prompts)
+fn built_in() -> Vec<Wording> {
+    let texts = |&(class, texts): &(&'static str, &[&'static str])| {
+        let texts = texts.to_vec().into_iter();
+        texts.map(move |text| (class, text))
+    };
+    let wording = |(class, text): (&str, &str)| Wording {
+        class: class.into(),
+        messages: vec![json!({"role": "user", "content": text})],
+        raw: String::new(),
+        place: None,
+    };
+    PROMPTS.iter().flat_map(texts).map(wording).collect()
 }
 
-fn of_file(path: &Path, file: &str, text: &Text) -> Result<Vec<Prompt>> {
+fn of_file(path: &Path, file: &str) -> Result<Vec<Wording>> {
     let mut prompts = Vec::new();
     for (n, line) in file
         .lines()
         .enumerate()
         .filter(|(_, line)| !line.trim().is_empty())
     {
-        let place = || format!("line {} of `{}`", n + 1, path.display());
-        let line: PromptLine = serde_json::from_str(line).with_context(place)?;
-        let ids = match line.prompt {
-            Some(prompt) if line.messages.is_empty() => text.encode_prompt(&prompt)?,
-            _ if line.messages.is_empty() => {
-                bail!("{} has neither `messages` nor `prompt`", place())
-            }
-            _ => model::encode_chat(text, line.messages, None).with_context(place)?,
-        };
-        prompts.push(Prompt {
+        let place = format!("line {} of `{}`", n + 1, path.display());
+        let line: PromptLine = serde_json::from_str(line).with_context(|| place.clone())?;
+        if line.messages.is_empty() && line.prompt.is_none() {
+            bail!("{place} has neither `messages` nor `prompt`");
+        }
+        prompts.push(Wording {
             class: line.category,
-            ids,
-            is_random: false,
+            messages: line.messages,
+            raw: line.prompt.unwrap_or_default(),
+            place: Some(place),
         });
     }
     if prompts.is_empty() {

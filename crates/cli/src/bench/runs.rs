@@ -5,7 +5,7 @@ use super::prompts::{Prompt, RANDOM_TEMPERATURE};
 use super::steps::median;
 use crate::args::{BenchArgs, OutputArgs};
 use anyhow::{Result, bail};
-use engine::{Accept, Engine, Request, RequestOutcome, Sampling};
+use engine::{Accept, Engine, Request, RequestOutcome, Sampling, Speculation};
 use serde::Serialize;
 
 /// The class that sums up all others.
@@ -41,7 +41,7 @@ pub(super) struct Run {
     #[serde(skip)]
     pub(super) emitted: u64,
     #[serde(skip)]
-    pub(super) positions: Vec<(u64, u64)>,
+    pub(super) positions: Positions,
     #[serde(skip)]
     pub(super) draft_ms: f64,
     #[serde(skip)]
@@ -62,13 +62,7 @@ impl Run {
         self.rounds += s.rounds;
         self.draft_ms += s.ms_draft;
         self.drafted += s.drafted;
-        if self.positions.len() < s.by_position.len() {
-            self.positions.resize(s.by_position.len(), (0, 0));
-        }
-        for (sum, p) in self.positions.iter_mut().zip(&s.by_position) {
-            sum.0 += p.drafted;
-            sum.1 += p.accepted;
-        }
+        self.positions.add(s);
     }
 
     /// Turns sums into rates.
@@ -76,20 +70,44 @@ impl Run {
         self.first_token_ms = median(std::mem::take(&mut self.first_tokens_ms));
         self.tok_s = ratio(self.emitted as f64, self.decode_ms / 1e3);
         self.tokens_per_round = ratio(
-            (self.positions.iter().map(|p| p.1).sum::<u64>() + self.rounds) as f64,
+            (self.positions.accepted() + self.rounds) as f64,
             self.rounds as f64,
         );
-        self.accepted_by_position = self
-            .positions
-            .iter()
-            .map(|p| ratio(p.1 as f64, p.0 as f64))
-            .collect();
+        self.accepted_by_position = self.positions.shares();
         self.ms_draft_per_token = ratio(self.draft_ms, self.drafted as f64);
     }
 }
 
+/// Drafted tokens and accepted ones, by position in the draft.
+#[derive(Default)]
+pub(super) struct Positions(Vec<(u64, u64)>);
+
+impl Positions {
+    /// Adds what a request tells.
+    pub(super) fn add(&mut self, told: &Speculation) {
+        if self.0.len() < told.by_position.len() {
+            self.0.resize(told.by_position.len(), (0, 0));
+        }
+        for (sum, position) in self.0.iter_mut().zip(&told.by_position) {
+            sum.0 += position.drafted;
+            sum.1 += position.accepted;
+        }
+    }
+
+    /// Accepted tokens of all positions.
+    fn accepted(&self) -> u64 {
+        self.0.iter().map(|position| position.1).sum()
+    }
+
+    /// The share of drafted tokens that were accepted, by position.
+    pub(super) fn shares(&self) -> Vec<f64> {
+        let share = |&(drafted, accepted): &(u64, u64)| ratio(accepted as f64, drafted as f64);
+        self.0.iter().map(share).collect()
+    }
+}
+
 /// `a / b`, or 0 where nothing was counted.
-fn ratio(a: f64, b: f64) -> f64 {
+pub(super) fn ratio(a: f64, b: f64) -> f64 {
     if b > 0.0 { a / b } else { 0.0 }
 }
 
@@ -122,11 +140,9 @@ pub(super) fn generate(
                         continue;
                     }
                 };
-                // A benchmark checks its own answer.
-                let is_exact = outcome.speculation.accept != Some(Accept::Residual.name());
                 match &plain {
                     None => plain = Some(tokens),
-                    Some(plain) if is_exact && *plain != tokens => {
+                    Some(plain) if is_exact(&outcome) && *plain != tokens => {
                         bail!(
                             "prompt {i}: drafts of length {draft} changed the text: this is a bug"
                         )
@@ -150,8 +166,13 @@ pub(super) fn generate(
     Ok(runs)
 }
 
+/// Whether drafts must not have changed the text. A benchmark checks its own answer.
+pub(super) fn is_exact(outcome: &RequestOutcome) -> bool {
+    outcome.speculation.accept != Some(Accept::Residual.name())
+}
+
 /// The draft lengths that are run: without a drafter, plain decoding alone.
-fn lengths(wished: &[BenchLength], drafts: bool) -> Vec<BenchLength> {
+pub(super) fn lengths(wished: &[BenchLength], drafts: bool) -> Vec<BenchLength> {
     let is_plain = |length: &&BenchLength| length.longest() == 0;
     match drafts {
         true => wished.to_vec(),
@@ -159,7 +180,8 @@ fn lengths(wished: &[BenchLength], drafts: bool) -> Vec<BenchLength> {
     }
 }
 
-fn request(args: &BenchArgs, prompt: &Prompt, seed: u64, temperature: f32) -> Request {
+/// The request that answers `prompt`.
+pub(super) fn request(args: &BenchArgs, prompt: &Prompt, seed: u64, temperature: f32) -> Request {
     let mut request = Request::new(prompt.ids.clone());
     request.max_tokens = Some(args.max_tokens);
     request.ignore_eos = prompt.is_random;

@@ -1,6 +1,7 @@
 //! The report as tables: aligned for people, Markdown for files.
 
-use super::Report;
+use super::summary::Chosen;
+use super::{Report, axes};
 use std::io::{self, Write};
 
 /// Positions of the draft whose acceptance people are shown; files have all.
@@ -10,6 +11,9 @@ const POSITIONS_SHOWN: usize = 4;
 pub(super) fn print(report: &Report, aligned: bool, out: &mut impl Write) -> io::Result<()> {
     if let Some(&one) = report.step_ms.get(&1) {
         print_steps(report, one, aligned, out)?;
+    }
+    if let Some(axes) = &report.axes {
+        return axes::print(axes, aligned, out);
     }
     print_runs(report, aligned, out)?;
     print_summary(report, aligned, out)
@@ -104,34 +108,39 @@ fn print_summary(report: &Report, aligned: bool, out: &mut impl Write) -> io::Re
     if report.summary.is_empty() {
         return Ok(());
     }
-    let share = |x: Option<f64>| x.map_or(String::new(), |x| format!("{x:.2}"));
     let rows = report.summary.iter().map(|summary| {
-        vec![
-            summary.class.clone(),
-            summary.temperature.to_string(),
-            summary
-                .none_tok_s
-                .map_or(String::new(), |x| format!("{x:.1}")),
-            format!("{:.1} ({})", summary.best_fixed_tok_s, summary.best_fixed),
-            format!("{:.1}", summary.auto_tok_s),
-            share(Some(summary.auto_over_best_fixed)),
-            share(summary.auto_over_none),
-        ]
+        let mut row = vec![summary.class.clone(), summary.temperature.to_string()];
+        row.extend(chosen_cells(&summary.chosen));
+        row
     });
-    let head = [
-        "class",
-        "T",
-        "none",
-        "best fixed",
-        "auto",
-        "auto ÷ best fixed",
-        "auto ÷ none",
-    ];
+    let head = [&["class", "T"][..], &CHOSEN].concat();
     writeln!(
         out,
         "\nchosen draft lengths (auto) against fixed ones, tok/s:\n"
     )?;
     table(&head, &[0], &rows.collect::<Vec<_>>(), aligned, out)
+}
+
+/// The columns of [`chosen_cells`].
+pub(super) const CHOSEN: [&str; 5] = [
+    "none",
+    "best fixed",
+    "auto",
+    "auto ÷ best fixed",
+    "auto ÷ none",
+];
+
+/// Chosen draft lengths against fixed ones, as cells of a row.
+pub(super) fn chosen_cells(chosen: &Chosen) -> [String; 5] {
+    let number =
+        |x: Option<f64>, digits: usize| x.map_or(String::new(), |x| format!("{x:.digits$}"));
+    [
+        number(chosen.none_tok_s, 1),
+        format!("{:.1} ({})", chosen.best_fixed_tok_s, chosen.best_fixed),
+        number(Some(chosen.auto_tok_s), 1),
+        number(Some(chosen.auto_over_best_fixed), 2),
+        number(chosen.auto_over_none, 2),
+    ]
 }
 
 /// Writes a table: aligned for people, or as Markdown for files. Columns are right-aligned

@@ -25,7 +25,7 @@ use crate::args::{ConformanceArgs, DraftArgs, OutputArgs};
 use crate::progress::GridBar;
 use crate::resolve::{self, Resolved};
 use crate::{model, words};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use cells::{Author, Cell, Plain};
 use engine::{DraftChoice, DraftLength, Engine, EngineOptions, LoadOptions, Model, Source};
 use features::{FEATURES, Mode};
@@ -311,7 +311,7 @@ impl Grid {
         let plain = author.all(|| self.bar.pass(1));
         drop(author);
         let engine = Arc::into_inner(engine).context("the engine is still in use")?;
-        Ok((given_back(engine)?, plain))
+        Ok((model::given_back(engine)?, plain))
     }
 
     /// The cells of a drafter, which `model` has.
@@ -327,7 +327,7 @@ impl Grid {
             self.print(|table| table.row(&row))?;
             self.cells.append(&mut row);
         }
-        given_back(engine)
+        model::given_back(engine)
     }
 
     /// Prints a line of the table, unless JSON is wanted.
@@ -338,11 +338,4 @@ impl Grid {
         let line = line(&self.table);
         self.bar.aside(|| writeln!(io::stdout().lock(), "{line}"))
     }
-}
-
-/// The model of an engine that has done its work.
-fn given_back(engine: Engine) -> Result<Model> {
-    engine
-        .into_model()
-        .ok_or_else(|| anyhow!("the engine has failed; what it said is above"))
 }

@@ -92,6 +92,23 @@ fn wrong_command_lines_end_with_code_2() {
             &["run", PROMPT, "--kv", "f8"],
             "`f8` is none of bf16, f16, f32, q8_0, q4_0",
         ),
+        (
+            &["bench", "--kv-formats", "bf16,q8_0,turbo4"],
+            "`turbo4` is supported for values only; try q8_0+turbo4",
+        ),
+        (
+            &["bench", "--kv-formats", "q8_0+q5"],
+            "`q5` is none of bf16, f16, f32, q8_0, q4_0; values also take turbo4 and turbo3, as in q8_0+turbo4",
+        ),
+        (&["bench", "--batch", "1,0"], "expected a number from 1 on"),
+        (
+            &["bench", "--contexts", "1k,x"],
+            "expected a number such as 4096 or 4k",
+        ),
+        (
+            &["bench", "--contexts", "1k", "--context", "2k"],
+            "--context has no effect with --contexts 1k",
+        ),
         (&["serve", "--api-key", ""], "an API key may not be empty"),
         (
             &["serve", "--allow-origin", "localhost:3000"],

@@ -38,9 +38,9 @@ fn load(
         what,
         checkpoint: Some(source.name()),
     };
-    let memory = pair.head_memory(head.plan())?;
+    let (plan, memory) = pair.head_memory(head.plan())?;
     let found = Found {
-        plan: Some(memory.plan().clone()),
+        plan: Some(plan),
         ..Found::head(
             Box::new(Block::new(head, memory)),
             found,

@@ -2,8 +2,8 @@
 
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place, fits};
 use crate::error::{EngineError, FoundHead, MissingHead};
+use crate::footprint::Planned;
 use crate::source::{Source, quantized};
-use cache::{KeptSize, Memory, MemorySize};
 use models::ModelError;
 use speculate::draft::{DraftModel, MODEL};
 use std::sync::Arc;
@@ -33,23 +33,11 @@ fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> 
     let differing = compare(pair.tokenizer, &own)?;
     let checkpoint = quantized(checkpoint, pair.options.quantize.as_ref())?;
     let model = models::load_target(pair.b, &checkpoint)?;
-    let (kv_format, plan) = (pair.size.kv_format.of_draft_head(), model.plan());
-    fits(&plan, kv_format)?;
+    let plan = Planned::draft_model(&*model);
+    fits(plan.plan(), plan.size(&pair.size).kv_format)?;
     let (vocab, max_context) = (model.vocab_size(), model.max_context());
-    let size = MemorySize {
-        kv_format,
-        context: pair.size.context.min(max_context),
-        // Where the target keeps no recurrent state, texts that have ended need slots of their own.
-        kept: KeptSize {
-            snapshots: pair.size.kept.snapshots.saturating_add(pair.size.sequences),
-            ..pair.size.kept
-        },
-        ..pair.size
-    };
     let weights = if pair.mapped { 0 } else { checkpoint.bytes() };
-    let budget = pair.budget.beside(weights);
-    budget.check(&[pair.target.plan(), plan.clone()], &size)?;
-    let memory = Memory::new(pair.b, plan.clone(), size);
+    let memory = pair.memory(&plan, pair.budget.beside(weights))?;
     let target_vocab = pair.target.vocab_size();
     let drafter = DraftModel::new(model, memory, target_vocab);
     let found = FoundHead {
@@ -63,7 +51,7 @@ fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> 
     };
     let warnings = &mut found.preflight.warnings;
     warnings.extend(differing);
-    if size.context < pair.size.context {
+    if max_context < pair.size.context {
         warnings.push(format!(
             "the draft model knows {max_context} tokens: it drafts nothing in the rest of a context of {}",
             pair.size.context

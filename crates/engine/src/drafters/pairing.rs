@@ -2,6 +2,7 @@
 //! of the pair.
 
 use crate::error::{DrafterReason, EngineError, FoundHead, MissingHead, TooLarge};
+use crate::footprint::Planned;
 use crate::hashes::Hashes;
 use crate::options::LoadOptions;
 use crate::placement::Budget;
@@ -58,7 +59,7 @@ pub(crate) struct Found {
     pub(crate) drafters: Drafters,
     pub(crate) reason: DrafterReason,
     /// What the drafter remembers, if it has a memory.
-    pub(crate) plan: Option<MemoryPlan>,
+    pub(crate) plan: Option<Planned>,
     /// Vocabulary entries that it scores, unless all.
     pub(crate) shortlist: Option<usize>,
     /// Bytes of its own checkpoint.
@@ -133,25 +134,28 @@ impl Pairing<'_> {
         found: FoundHead,
     ) -> Result<Found, TooLarge> {
         let shortlist = head.shortlist().map(|list| list.ids().len());
-        let memory = self.head_memory(head.plan())?;
-        let plan = Some(memory.plan().clone());
+        let (plan, memory) = self.head_memory(head.plan())?;
         let drafter = Box::new(Chained::new(head, memory));
         let vocab_size = self.target.vocab_size();
         Ok(Found {
-            plan,
+            plan: Some(plan),
             ..Found::head(drafter, found, census, shortlist, vocab_size)
         })
     }
 
-    /// A draft head's own memory, if it fits beside the target's.
-    pub(crate) fn head_memory(&self, plan: MemoryPlan) -> Result<Memory, TooLarge> {
-        self.budget
-            .check(&[self.target.plan(), plan.clone()], &self.size)?;
-        let size = MemorySize {
-            kv_format: self.size.kv_format.of_draft_head(),
-            ..self.size
-        };
-        Ok(Memory::new(self.b, plan, size))
+    /// A draft head's own memory, and what is planned of it, if it fits beside the target's.
+    pub(crate) fn head_memory(&self, plan: MemoryPlan) -> Result<(Planned, Memory), TooLarge> {
+        let planned = Planned::head(plan);
+        let memory = self.memory(&planned, self.budget)?;
+        Ok((planned, memory))
+    }
+
+    /// The memory that is `planned` for a drafter, if it fits into `budget` beside the target's.
+    pub(crate) fn memory(&self, planned: &Planned, budget: Budget) -> Result<Memory, TooLarge> {
+        let both = [Planned::target(self.target), planned.clone()];
+        budget.check(&both, &self.size)?;
+        let size = planned.size(&self.size);
+        Ok(Memory::new(self.b, planned.plan().clone(), size))
     }
 
     /// Opens a head's own checkpoint, whose weights are where the target's are.

@@ -1,0 +1,44 @@
+//! Another KV cache for a model that is loaded: its weights stay where they are.
+
+use crate::error::EngineError;
+use crate::footprint::Planned;
+use crate::info::Model;
+use crate::load::memory_size;
+use crate::options::LoadOptions;
+use crate::source::Source;
+use cache::{KeptSize, MemorySize};
+
+impl Model {
+    /// Replaces KV cache and recurrent state by those that `options` ask for, with their context, number of
+    /// sequences and formats, and the drafter as [`redraft`](Model::redraft) does. The model was loaded from `source`
+    /// with the same options but for these and those that may differ there; it is not tried again.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError`] as of [`load`](crate::load), [`EngineError::TooLarge`] before anything is allocated. The model
+    /// then has no drafter, and has to be resized before it writes again.
+    pub fn resize(&mut self, source: &Source, options: &LoadOptions) -> Result<(), EngineError> {
+        options.check()?;
+        self.discard_drafter();
+        let step_rows = self.speculator.memory().size().step_rows;
+        let target = self.speculator.target();
+        let size = memory_size(&**self.speculator.backend(), target, step_rows, options)?;
+        self.budget.check(&[Planned::target(target)], &size)?;
+        self.speculator.resize(size);
+        if let Err(error) = self.speculator.backend().finish() {
+            // What could be had of it is given back.
+            self.speculator.resize(MemorySize {
+                sequences: 1,
+                context: 1,
+                running_pages: None,
+                kept: KeptSize::default(),
+                ..size
+            });
+            return Err(error.into());
+        }
+        self.info.context = size.context;
+        self.info.sequences = size.sequences;
+        self.info.kv_format = size.kv_format.to_string();
+        self.redraft(source, options)
+    }
+}
