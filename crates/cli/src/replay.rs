@@ -114,13 +114,14 @@ fn print(replay: &Replay, aligned: bool, out: &mut impl Write) -> Result<()> {
         "{}: {} {texts}, {tokens} tokens after the first, {drafters}",
         replay.model, replay.texts
     )?;
-    let shares = replay.acceptance.iter().map(|a| format!("{a:.2}"));
-    let shares: Vec<String> = shares.collect();
-    if !shares.is_empty() {
-        let shares = shares.join(" ");
+    for of in &replay.acceptance {
+        let shares = of.by_position.iter().map(|a| format!("{a:.2}"));
+        let shares: Vec<String> = shares.collect();
         writeln!(
             out,
-            "guesses accepted by position, if those before were: {shares}"
+            "guesses of {} accepted by position, if those before were: {}",
+            of.drafter,
+            shares.join(" ")
         )?;
     }
     writeln!(

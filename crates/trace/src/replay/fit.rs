@@ -12,8 +12,10 @@ use std::time::Duration;
 /// What a trace says of rounds in general.
 pub(super) struct Fit {
     costs: Costs,
-    /// The chance of a guess by its position in the draft, if those before it were accepted.
-    pub(super) chances: Vec<f64>,
+    /// The chance of a guess of a head by its position in the draft, if those before it were accepted.
+    pub(super) guessed: Vec<f64>,
+    /// The same of a copied token.
+    pub(super) copied: Vec<f64>,
     /// How much longer rounds took than they usually do.
     pub(super) scale: f64,
 }
@@ -44,9 +46,14 @@ impl Fit {
         let told: Vec<RoundCost> = rounds.iter().filter_map(cost).collect();
         told.iter().for_each(|cost| costs.learn(cost));
         learn_plain(&mut costs, rounds);
+        let drafts = |copies: bool| {
+            let rounds = stretches.iter().flat_map(|stretch| &stretch.rounds);
+            rounds.filter(move |round| round.is_guessed && round.copies == copies)
+        };
         let fit = Fit {
             costs,
-            chances: chances(stretches.iter().flat_map(|stretch| &stretch.rounds)),
+            guessed: chances(drafts(false)),
+            copied: chances(drafts(true)),
             scale: 1.0,
         };
         let ms = |cost: &RoundCost| (cost.verify + cost.draft).as_secs_f64() * 1e3;
@@ -59,10 +66,16 @@ impl Fit {
         })
     }
 
-    /// The chance of a guess at `position` of the draft, if those before it were accepted. Behind the
-    /// longest draft of the trace it is that of the last position; without any draft there is none.
-    pub(super) fn chance(&self, position: usize) -> f64 {
-        let known = self.chances.get(position).or(self.chances.last());
+    /// The chance of a guess at `position` of the draft, a copy or not, if those before it were accepted. Behind the
+    /// longest draft of its kind in the trace it is that of the last position. Where the trace has no drafts of its
+    /// kind, it is that of the other, and without any draft there is none.
+    pub(super) fn chance(&self, position: usize, copies: bool) -> f64 {
+        let (own, other) = match copies {
+            true => (&self.copied, &self.guessed),
+            false => (&self.guessed, &self.copied),
+        };
+        let chances = if own.is_empty() { other } else { own };
+        let known = chances.get(position).or(chances.last());
         known.copied().unwrap_or(0.0)
     }
 

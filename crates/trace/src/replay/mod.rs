@@ -45,11 +45,20 @@ pub struct Replay {
     /// How much longer rounds took than those of their kind usually do; milliseconds of all rows
     /// have this factor.
     pub ms_over_usual: f64,
-    /// The share of guesses that were accepted, by position in the draft, of those whose predecessors
-    /// all were.
-    pub acceptance: Vec<f64>,
+    /// How often guesses were accepted, of each drafter that has guessed.
+    pub acceptance: Vec<Acceptance>,
     /// What was compared: as recorded, plain, fixed lengths, and what the chooser would do.
     pub rows: Vec<Row>,
+}
+
+/// How often the guesses of a drafter were accepted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Acceptance {
+    /// The drafter's name.
+    pub drafter: String,
+    /// The share of guesses that were accepted, by position in the draft, of those whose predecessors
+    /// all were.
+    pub by_position: Vec<f64>,
 }
 
 /// Whose lengths a row is about.
@@ -85,8 +94,8 @@ pub struct Row {
     pub tokens_per_second: f64,
     /// Milliseconds fewer than without drafts; negative if more.
     pub ms_saved: f64,
-    /// Share of the guesses that the trace says nothing about: these are right as often as others at
-    /// their position were.
+    /// Share of the guesses that the trace says nothing about: these are right as often as others of
+    /// their drafter at their position were.
     pub extrapolated: f64,
     /// Share of the rounds of a kind that the trace has no or few times of: theirs are on the line of
     /// the nearest.
@@ -136,15 +145,29 @@ pub fn replay(trace: &ModelTrace, length: Option<DraftLength>) -> Result<Replay,
         let sum = adaptive(&fit, &stretches, most);
         rows.push(row(Lengths::Adaptive, most, sum));
     }
+    let drafters = drafters(trace);
     Ok(Replay {
         model: trace.model.name.clone(),
-        drafters: drafters(trace),
+        acceptance: acceptance(&drafters, &fit),
+        drafters,
         texts: stretches.len(),
         left_out,
         ms_over_usual: fit.scale,
-        acceptance: fit.chances,
         rows,
     })
+}
+
+/// How often guesses of each of `drafters` were accepted: of n-grams, and of the head.
+fn acceptance(drafters: &[String], fit: &Fit) -> Vec<Acceptance> {
+    let of = |drafter: &String| Acceptance {
+        drafter: drafter.clone(),
+        by_position: match drafter == NGRAM {
+            true => fit.copied.clone(),
+            false => fit.guessed.clone(),
+        },
+    };
+    let all = drafters.iter().map(of);
+    all.filter(|one| !one.by_position.is_empty()).collect()
 }
 
 /// Whether nobody but n-grams drafts.

@@ -5,7 +5,7 @@
 //! ms         = Σ reach[q] (verify(rows of q) + draft(length of q))
 //! ```
 //!
-//! A guess about which the trace says nothing is right with the chance of its position. With lengths
+//! A guess about which the trace says nothing is right with the chance of its position in drafts of its drafter. With lengths
 //! that depend on the place alone all ways through the text are added up, so nothing is drawn;
 //! the chooser's lengths depend on the way, and for them such guesses are drawn, by a seed.
 
@@ -180,7 +180,7 @@ fn expected(text: &Text<'_>, wish: impl Fn(usize) -> usize) -> Sum {
                 Guess::Wrong => 0.0,
                 Guess::Unknown => {
                     sum.unknown += right;
-                    text.fit.chance(position)
+                    text.fit.chance(position, round.copies)
                 }
             };
             reach[place + position + 1] += right * (1.0 - chance);
@@ -221,7 +221,7 @@ fn chosen(text: &Text<'_>, lengths: &mut Lengths, most: usize, noise: Noise) -> 
                 Guess::Wrong => false,
                 Guess::Unknown => {
                     sum.unknown += 1.0;
-                    noise.of(place + accepted) < text.fit.chance(accepted)
+                    noise.of(place + accepted) < text.fit.chance(accepted, round.copies)
                 }
             };
             if !is_right {

@@ -59,6 +59,13 @@ fn row(replay: &Replay, lengths: Lengths, draft: usize) -> Row {
     *row.unwrap_or_else(|| panic!("{replay:?}"))
 }
 
+fn of(drafter: &str, by_position: &[f64]) -> Acceptance {
+    Acceptance {
+        drafter: drafter.to_owned(),
+        by_position: by_position.to_vec(),
+    }
+}
+
 fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * a.abs().max(b.abs()).max(1.0)
 }
@@ -69,7 +76,7 @@ fn shorter_drafts_are_told_by_longer_ones() {
     let trace = trace(&[(3, 3, 3); 40]);
     let replay = replay(&trace, None).unwrap();
     assert_eq!((replay.texts, replay.left_out), (1, 0));
-    assert_eq!(replay.acceptance, [1.0, 1.0, 1.0]);
+    assert_eq!(replay.acceptance, [of("mtp", &[1.0, 1.0, 1.0])]);
     let recorded = row(&replay, Lengths::Recorded, 3);
     assert_eq!((recorded.tokens, recorded.rounds), (160, 40.0));
     let fixed = row(&replay, Lengths::Fixed, 3);
@@ -103,9 +110,35 @@ fn a_wrong_guess_ends_shorter_and_longer_drafts_alike() {
         // What the plain rounds wrote was guessed by nobody: a first guess is right, a second is not.
         assert!((45.0..50.0).contains(&fixed.rounds), "{fixed:?}");
     }
-    assert_eq!(replay.acceptance, [1.0, 0.0]);
+    assert_eq!(replay.acceptance, [of("mtp", &[1.0, 0.0])]);
     let plain = row(&replay, Lengths::Plain, 0);
     assert!(close(plain.ms, 90.0 * verify(1)), "{plain:?}");
+}
+
+#[test]
+fn acceptance_is_told_of_each_drafter() {
+    // Guesses of the head are right, copies are wrong.
+    let rounds: Vec<_> = (0..40)
+        .map(|i| if i % 2 == 0 { (2, 2, 2) } else { (2, 2, 0) })
+        .collect();
+    let mut both = trace(&rounds);
+    both.model.drafters = vec!["mtp".to_owned(), NGRAM.to_owned()];
+    for round in both.rounds.iter_mut().skip(1).step_by(2) {
+        round.streams[0].drafter = Some(NGRAM.to_owned());
+    }
+    let replay = replay(&both, None).unwrap();
+    let told = [of("mtp", &[1.0, 1.0]), of(NGRAM, &[0.0])];
+    assert_eq!(replay.acceptance, told);
+    // The token behind two right guesses was guessed by nobody. The head would have, and is always right.
+    let one = row(&replay, Lengths::Fixed, 1);
+    assert_eq!(one.rounds, 40.0, "{one:?}");
+    // Forced tokens are nobody's guesses.
+    let mut forced = trace(&[(2, 2, 2); 9]);
+    forced
+        .rounds
+        .iter_mut()
+        .for_each(|round| round.streams[0].drafter = None);
+    assert_eq!(super::replay(&forced, None).unwrap().acceptance, []);
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(super) struct Told {
     pub(super) found: Option<usize>,
     /// Whether the draft was a copy, or nobody but n-grams could have made one.
     pub(super) copies: bool,
+    /// Whether somebody guessed: not nobody, and not a grammar alone.
+    pub(super) is_guessed: bool,
     /// Streams in the round that decoded.
     pub(super) streams: usize,
     /// Tokens of the longest text in the round.
@@ -139,6 +141,7 @@ pub(super) fn stretches(rounds: &[Round], only_copies: bool) -> (Vec<Stretch>, u
                 emitted: stream.emitted,
                 found: stream.found,
                 copies: only_copies || stream.drafter.as_deref() == Some(NGRAM),
+                is_guessed: stream.drafter.is_some(),
                 streams,
                 context,
                 ms: round.verify_ms + round.draft_ms,
