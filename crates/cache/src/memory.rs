@@ -41,13 +41,10 @@ pub struct KeptSize {
 }
 
 impl KeptSize {
-    /// What `budget` bytes have room for, of all of `plans` beside a memory of `size`: as many bytes
-    /// of snapshots as of pages, where models have either.
-    pub fn within(budget: u64, plans: &[MemoryPlan], size: &MemorySize) -> Self {
-        let bytes = |kept| {
-            let size = MemorySize { kept, ..*size };
-            Memory::all_bytes(plans, &size) as u64
-        };
+    /// What `budget` bytes have room for beside a memory of `size`: as many bytes of snapshots as of pages, where
+    /// models have either. `bytes_of` says what memories of a size take.
+    pub fn within(budget: u64, size: &MemorySize, bytes_of: impl Fn(&MemorySize) -> usize) -> Self {
+        let bytes = |kept| bytes_of(&MemorySize { kept, ..*size }) as u64;
         let none = bytes(KeptSize::default());
         let one = |pages, snapshots| bytes(KeptSize { pages, snapshots }).saturating_sub(none);
         let (page, snapshot) = (one(1, 0), one(0, 1));
@@ -65,7 +62,8 @@ impl KeptSize {
 }
 
 impl MemorySize {
-    /// The [`running_pages`](MemorySize::running_pages) with which all of `plans` take `budget` bytes at most.
+    /// The [`running_pages`](MemorySize::running_pages) with which memories take `budget` bytes at most.
+    /// `bytes_of` says what those of a size take.
     ///
     /// # Errors
     ///
@@ -74,7 +72,7 @@ impl MemorySize {
     pub fn running_pages_within(
         &self,
         budget: u64,
-        plans: &[MemoryPlan],
+        bytes_of: impl Fn(&MemorySize) -> usize,
     ) -> Result<Option<usize>, u64> {
         let bytes = |running_pages, pages| {
             let kept = KeptSize { pages, ..self.kept };
@@ -83,7 +81,7 @@ impl MemorySize {
                 kept,
                 ..*self
             };
-            Memory::all_bytes(plans, &size) as u64
+            bytes_of(&size) as u64
         };
         let one = self.pages(None);
         let least = bytes(Some(one), self.kept.pages);

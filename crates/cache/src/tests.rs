@@ -579,12 +579,12 @@ fn room_for_ended_texts_is_what_the_budget_buys() {
         if delta {
             plan.delta = Toy::new(1, true).memory.plan().delta.clone();
         }
-        let plans = [plan];
-        let bytes = |kept| Memory::all_bytes(&plans, &MemorySize { kept, ..size });
+        let all = |size: &MemorySize| Memory::bytes(&plan, size);
+        let bytes = |kept| all(&MemorySize { kept, ..size });
         let none = bytes(KeptSize::default());
-        assert_eq!(KeptSize::within(0, &plans, &size), KeptSize::default());
+        assert_eq!(KeptSize::within(0, &size, all), KeptSize::default());
         for budget in [100_000, 1_000_000] {
-            let kept = KeptSize::within(budget, &plans, &size);
+            let kept = KeptSize::within(budget, &size, all);
             assert!(kept.pages > 0 && kept.snapshots > 0);
             let taken = bytes(kept) - none;
             assert!(

@@ -148,15 +148,18 @@ fn place(
     let device = b.capabilities();
     let chunk = options.chunk.unwrap_or(device.prompt_rows);
     let most_rows = sight.most_rows();
+    let outlook = drafters::outlook(b, options);
+    let beside = outlook.as_ref().map(|outlook| &outlook.planned);
     let size = |target: &dyn Target| {
         // A step takes all rows of a picture that see each other.
         let span_rows = match target.media_rows().see_their_span {
             true => most_rows,
             false => 0,
         };
-        planned_size(target, chunk.max(span_rows), options)
+        planned_size(target, beside, chunk.max(span_rows), options)
     };
-    let (target, weights) = placement::load_target(b, checkpoint, options, sight, size)?;
+    let (target, weights) =
+        placement::load_target(b, checkpoint, options, sight, outlook.as_ref(), size)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
         return Err(EngineError::OtherTokenizer {
             tokenizer: text.tokenizer.vocab_size(),
@@ -173,8 +176,8 @@ fn place(
         },
         tower: sight.step_bytes(),
     };
-    let step_rows = size(&*target)?.step_rows;
-    let size = memory_size(b, &*target, step_rows, options)?;
+    check_formats(b, &*target, options)?;
+    let size = size(&*target)?;
     budget.check(&[Planned::target(&*target)], &size)?;
     Ok(PlacedTarget {
         target,
@@ -185,25 +188,25 @@ fn place(
     })
 }
 
-/// The size of a target's memory, if the target knows so many tokens and device and heads have the formats.
-pub(crate) fn memory_size(
+/// Checks that the target knows so many tokens, and that device and heads have the formats.
+pub(crate) fn check_formats(
     b: &dyn Backend,
     target: &dyn Target,
-    step_rows: usize,
     options: &LoadOptions,
-) -> Result<MemorySize, EngineError> {
+) -> Result<(), EngineError> {
     let most = target.max_context();
     if let Some(asked) = options.context.filter(|&context| context > most) {
         return Err(EngineError::ContextTooLong { asked, most });
     }
     check_kv(b, options.kv_format)?;
-    fits(&target.plan(), options.kv_format)?;
-    planned_size(target, step_rows, options)
+    fits(&target.plan(), options.kv_format)
 }
 
-/// The size of a target's memory in which a step has `step_rows` rows of a sequence at most.
-fn planned_size(
+/// The size of a target's memory in which a step has `step_rows` rows of a sequence at most. `beside` is the memory of a
+/// draft model, which shares the budgets of the options.
+pub(crate) fn planned_size(
     target: &dyn Target,
+    beside: Option<&Planned>,
     step_rows: usize,
     options: &LoadOptions,
 ) -> Result<MemorySize, EngineError> {
@@ -218,9 +221,13 @@ fn planned_size(
         running_pages: None,
         kept: KeptSize::default(),
     };
-    let plans = [target.plan()];
+    let target = Planned::target(target);
+    let bytes = |size: &MemorySize| {
+        let of_drafter = beside.map_or(0, |drafter| drafter.bytes(size));
+        target.bytes(size).saturating_add(of_drafter)
+    };
     let running_pages = options.kv_memory.map(|budget| {
-        let pages = size.running_pages_within(budget, &plans);
+        let pages = size.running_pages_within(budget, bytes);
         pages.map_err(|least| EngineError::KvTooSmall {
             asked: budget,
             least,
@@ -228,7 +235,7 @@ fn planned_size(
         })
     });
     let running_pages = running_pages.transpose()?.flatten();
-    let kept = KeptSize::within(options.prefix_cache_memory, &plans, &size);
+    let kept = KeptSize::within(options.prefix_cache_memory, &size, bytes);
     Ok(MemorySize {
         running_pages,
         kept,

@@ -101,11 +101,11 @@ pub struct LoadOptions {
     pub memory_limit: Option<u64>,
     /// Bytes of keys, values and states of the target that running requests have together, if less than
     /// [`sequences`](LoadOptions::sequences) times [`context`](LoadOptions::context) takes: requests are then
-    /// preempted where it is too little. It has room for one whole context. A draft head's cache gets
-    /// as many pages.
+    /// preempted where it is too little. It has room for one whole context. A draft model's are part of it; a draft
+    /// head's cache gets as many pages beside it.
     pub kv_memory: Option<u64>,
     /// Bytes of the prefix cache beyond what running requests leave free of theirs: of keys, values
-    /// and states of the target. A draft head's cache gets as many pages.
+    /// and states of the target, and of a draft model. A draft head's cache gets as many pages beside it.
     pub prefix_cache_memory: u64,
     /// Whether a model that has a vision tower takes pictures and clips; its tower is not loaded otherwise.
     pub pictures: bool,

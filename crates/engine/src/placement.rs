@@ -5,6 +5,7 @@
 //! the file's pages, which the system can drop and read again, and every product packs
 //! what it multiplies. The results have the same bits.
 
+use crate::drafters::Outlook;
 use crate::error::{EngineError, TooLarge, Unmappable};
 use crate::footprint::Planned;
 use crate::multimodal::Sight;
@@ -65,12 +66,13 @@ pub(crate) struct Placed {
 }
 
 /// Loads the target, says where its weights are, and loads its tower where `sight` says that there
-/// is one. `size` says how much requests remember.
+/// is one. `drafter` is what a draft model will take beside it; `size` says how much requests remember.
 pub(crate) fn load_target(
     b: &dyn Backend,
     checkpoint: &Checkpoint,
     options: &LoadOptions,
     sight: &mut Sight,
+    drafter: Option<&Outlook>,
     size: impl Fn(&dyn Target) -> Result<MemorySize, EngineError>,
 ) -> Result<(Box<dyn Target>, Placed), EngineError> {
     let tower_bytes = sight.step_bytes();
@@ -98,8 +100,13 @@ pub(crate) fn load_target(
     // Mapped weights cost next to nothing to load, and tell what packed ones would take.
     let (target, mut placed) = load(true, WeightsReason::Fits)?;
     let packed = b.left_in_files();
-    let remembered = Planned::target(&*target).bytes(&size(&*target)?) as u64;
-    let needed = packed + remembered + tower_bytes;
+    let size = size(&*target)?;
+    let remembered = Planned::target(&*target).bytes(&size) as u64;
+    let of_drafter = drafter.map_or(0, |drafter| {
+        let remembered = drafter.planned.bytes(&size) as u64;
+        drafter.weights.saturating_add(remembered)
+    });
+    let needed = (packed + remembered + tower_bytes).saturating_add(of_drafter);
     if needed <= free {
         drop(target);
         return load(false, WeightsReason::Fits);
@@ -166,6 +173,84 @@ mod tests {
         let (weights, reason) = place(Placement::Auto(1 << 20));
         assert_eq!(weights, "mapped");
         assert!(reason.ends_with("of the 0.0 GB that are free"), "{reason}");
+    }
+
+    /// Options for a model that drafts for itself, or for one without a drafter.
+    fn drafted(by_itself: bool) -> LoadOptions {
+        LoadOptions {
+            draft: match by_itself {
+                true => DraftChoice::Named("model", Some(qwen())),
+                false => DraftChoice::None,
+            },
+            probing: Probing::Skip {
+                reason: "a test".into(),
+            },
+            ..LoadOptions::default()
+        }
+    }
+
+    fn qwen() -> Source {
+        Source::Folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5"))
+    }
+
+    fn load_qwen(options: &LoadOptions) -> Result<crate::ModelInfo, EngineError> {
+        let cpu = Arc::new(cpu::Cpu::new(cpu::CpuOptions::default()).unwrap());
+        Ok(load(cpu, &qwen(), options)?.info)
+    }
+
+    #[test]
+    fn a_draft_model_counts_where_weights_are_placed() {
+        let bytes = |by_itself| {
+            let mapped = LoadOptions {
+                weights: Placement::Mapped,
+                ..drafted(by_itself)
+            };
+            load_qwen(&mapped).unwrap().memory_bytes as u64
+        };
+        let remembered = bytes(true) - bytes(false);
+        let is_packed = |free: u64, by_itself| {
+            let options = LoadOptions {
+                weights: Placement::Auto(free),
+                ..drafted(by_itself)
+            };
+            load_qwen(&options).unwrap().weights == "packed"
+        };
+        // The least that packs the target alone, to a megabyte.
+        let (mut too_little, mut enough) = (0, 1 << 30);
+        while enough - too_little > 1 << 20 {
+            let free = (enough + too_little) / 2;
+            match is_packed(free, false) {
+                true => enough = free,
+                false => too_little = free,
+            }
+        }
+        assert!(!is_packed(enough + remembered, true));
+        // As much again has room for both: the draft model is the target.
+        assert!(is_packed(2 * enough + (2 << 20), true));
+    }
+
+    #[test]
+    fn a_draft_model_shares_the_memory_of_running_requests() {
+        let within = |by_itself, kv_memory| {
+            let options = LoadOptions {
+                sequences: 4,
+                context: Some(2048),
+                kv_memory: Some(kv_memory),
+                ..drafted(by_itself)
+            };
+            match load_qwen(&options) {
+                Ok(info) => Ok(info.memory_bytes as u64),
+                Err(EngineError::KvTooSmall { least, .. }) => Err(least),
+                Err(other) => panic!("{other}"),
+            }
+        };
+        let alone = within(false, 1).unwrap_err();
+        let both = within(true, 1).unwrap_err();
+        assert!(both > 2 * alone - (1 << 16), "{alone} {both}");
+        assert!(within(true, both).unwrap() <= both);
+        let more = both + (8 << 20);
+        let taken = within(true, more).unwrap();
+        assert!(taken > both && taken <= more, "{both} {taken} {more}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Another KV cache for a model that is loaded: its weights stay where they are.
 
+use crate::drafters::outlook;
 use crate::error::EngineError;
 use crate::footprint::Planned;
 use crate::info::Model;
-use crate::load::memory_size;
+use crate::load::{check_formats, planned_size};
 use crate::options::LoadOptions;
 use crate::source::Source;
 use cache::{KeptSize, MemorySize};
@@ -21,8 +22,10 @@ impl Model {
         options.check()?;
         self.discard_drafter();
         let step_rows = self.speculator.memory().size().step_rows;
-        let target = self.speculator.target();
-        let size = memory_size(&**self.speculator.backend(), target, step_rows, options)?;
+        let (b, target) = (self.speculator.backend(), self.speculator.target());
+        check_formats(&**b, target, options)?;
+        let beside = outlook(&**b, options).map(|outlook| outlook.planned);
+        let size = planned_size(target, beside.as_ref(), step_rows, options)?;
         self.budget.check(&[Planned::target(target)], &size)?;
         self.speculator.resize(size);
         if let Err(error) = self.speculator.backend().finish() {

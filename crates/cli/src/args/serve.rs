@@ -41,7 +41,7 @@ pub(crate) struct ServeArgs {
         help_heading = "Server"
     )]
     pub(crate) tower_share: u32,
-    /// Memory of the KV cache of running requests, such as 8GB, where --parallel times --context would
+    /// Memory of the KV cache of running requests, a draft model's included, such as 8GB, where --parallel times --context would
     /// take more: when it runs out, the request of lowest priority gives its place to others and goes
     /// on later, with the same text [default: enough for all]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Server")]

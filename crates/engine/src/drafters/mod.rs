@@ -14,6 +14,7 @@ pub(crate) mod pairing;
 use crate::error::{DrafterReason, EngineError, MissingHead, NoHead, RefusedHead, Remedy};
 use crate::options::DraftChoice;
 use crate::source::Source;
+pub(crate) use model::{Outlook, outlook};
 use models::ModelError;
 use pairing::{Found, HeadDrafter, Home, Pairing, Place};
 use speculate::Drafters;

@@ -3,7 +3,10 @@
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place, fits};
 use crate::error::{EngineError, FoundHead, MissingHead};
 use crate::footprint::Planned;
+use crate::options::{DraftChoice, LoadOptions};
+use crate::reason::Placement;
 use crate::source::{Source, quantized};
+use backend::Backend;
 use models::ModelError;
 use speculate::draft::{DraftModel, MODEL};
 use std::sync::Arc;
@@ -19,6 +22,49 @@ pub(crate) const KIND: HeadDrafter = HeadDrafter {
     find: |_| Ok(Home::Nowhere(MissingHead::Anywhere)),
     load,
 };
+
+/// What a draft model will take beside its target.
+pub(crate) struct Outlook {
+    /// What it remembers.
+    pub(crate) planned: Planned,
+    /// Bytes of its weights, packed.
+    pub(crate) weights: u64,
+}
+
+/// What the draft model will take that `options` ask for, if they ask for one that can be loaded, and leave anything
+/// open that depends on it: where weights are, or how much requests remember. Its weights stay in their files
+/// for that, where the device can do so, which costs next to nothing.
+pub(crate) fn outlook(b: &dyn Backend, options: &LoadOptions) -> Option<Outlook> {
+    let (DraftChoice::Named(MODEL, Some(source)) | DraftChoice::WithNgrams(MODEL, Some(source))) =
+        &options.draft
+    else {
+        return None;
+    };
+    let is_open = matches!(options.weights, Placement::Auto(_))
+        && options.quantize.is_none()
+        && b.capabilities().mapped_weights;
+    let shares = options.kv_memory.is_some() || options.prefix_cache_memory > 0;
+    if options.draft_max == 0 || !(is_open || shares) {
+        return None;
+    }
+    let checkpoint = source.checkpoint().ok()?;
+    let architecture = checkpoint.architecture().ok()?;
+    if super::head_of(architecture).is_some() {
+        return None;
+    }
+    checkpoint.keep_mapped(true);
+    // From here on it counts what this model leaves in its files.
+    b.left_in_files();
+    let model = models::load_target(b, &checkpoint).ok()?;
+    let weights = match b.left_in_files() {
+        0 => checkpoint.bytes(),
+        packed => packed,
+    };
+    Some(Outlook {
+        planned: Planned::draft_model(&*model),
+        weights,
+    })
+}
 
 fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> {
     let Place::At(source) = place else {
