@@ -161,7 +161,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
             "forced" => Box::new(Forced::new(|tokens: &[u32], limit| {
                 vec![ALPHABET[tokens.len() % 2]; limit]
             })),
-            "deepspec" | "dflash" => {
+            "deepspec" | "dflash" | "gemma" => {
                 let seeded = SeededBlock::new(name);
                 let checkpoint = seeded.checkpoint();
                 let head = BlockHead::load(&*b, &checkpoint, target, seeded.kind).unwrap();
@@ -179,6 +179,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
         ("gemma4-dense", "gemma4-dense-eagle3", Way::Plain),
         ("qwen3_5-dense", "qwen3_5-dense-eagle3", Way::Shaped),
         ("gemma4-dense", "dflash", Way::Plain),
+        ("gemma4-dense", "gemma", Way::Shaped),
         ("qwen3_5-dense", "deepspec", Way::Shaped),
         ("qwen3_5-dense", "mtp", Way::Plain),
         ("qwen3_5-dense", "mtp", Way::Shaped),

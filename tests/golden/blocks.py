@@ -3,7 +3,7 @@
     python tests/golden/blocks.py --dflash DIR --deepspec DIR --speculators DIR [--check]
 
 DIRs are checkouts of z-lab/dflash, deepseek-ai/DeepSpec and vllm-project/speculators, whose models are run, each on a
-seeded head in its own layout. `blocks.json` has the heads: a configuration, and the shapes of the tensors, whose values
+seeded head in its own layout, and DeepSpec's on some more. `blocks.json` has the heads: a configuration, and the shapes of the tensors, whose values
 a formula gives, so that the tests make the same files:
 
     v     = uniform in [-1, 1), 24 bits, from a splitmix64 that starts at the FNV-1a hash of the name
@@ -49,6 +49,35 @@ LAYERS = {
     "tie_word_embeddings": False,
 }
 FULL = ["full_attention"] * 2
+GEMMA = {
+    "architectures": ["Gemma4DSparkModel"],
+    "model_type": "gemma4_text",
+    "dtype": "float32",
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": False,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "layer_types": FULL,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": False,
+    "block_size": 5,
+    "mask_token_id": 4,
+    "num_anchors": 1,
+}
 CASES = {
     "dflash": {
         "target": "gemma4-dense",
@@ -108,6 +137,29 @@ CASES = {
                 "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
                 "verifier": {"architectures": ["Gemma4ForCausalLM"], "name_or_path": None},
             },
+        },
+    },
+    "gemma": {
+        "target": "gemma4-dense",
+        "config": {
+            **GEMMA,
+            "attention_k_eq_v": True,
+            "target_layer_ids": [0, 3],
+            "markov_rank": 6,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+        },
+    },
+    # DFlash as DeepSpec trains it for Gemma 4: DSpark without its two heads.
+    "gemma_dflash": {
+        "target": "gemma4-dense",
+        "config": {
+            **GEMMA,
+            "attention_k_eq_v": False,
+            "target_layer_ids": [1, 2, 4],
+            "markov_rank": 0,
+            "enable_confidence_head": False,
         },
     },
 }
@@ -172,7 +224,8 @@ sys.meta_path.append(Finder())
 
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from transformers import DynamicCache, Qwen3Config  # noqa: E402
+from transformers import DynamicCache, Gemma4TextConfig, Qwen3Config  # noqa: E402
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding  # noqa: E402
 
 import store  # noqa: E402
 
@@ -232,10 +285,20 @@ def dflash(case, folder):
 
 def deepspec(case, folder):
     sys.path.insert(0, str(folder))
-    from deepspec.modeling.dspark.qwen3 import Qwen3DSparkModel
-
     config = case["config"]
-    model = Qwen3DSparkModel(flat(config)).eval()
+    if config["model_type"] == "qwen3":
+        from deepspec.modeling.dspark.qwen3 import Qwen3DSparkModel
+
+        model = Qwen3DSparkModel(flat(config)).eval()
+    else:
+        from deepspec.modeling.dspark.gemma4 import modeling
+
+        # Newer versions of transformers say some of it by layer instead, and turn by the layer type of a call alone.
+        layers = Gemma4TextConfig(**config)
+        for key in ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"):
+            layers.__dict__[key] = config[key]
+        modeling.Gemma4TextRotaryEmbedding = lambda config, layer_type: Gemma4TextRotaryEmbedding(config)
+        model = modeling.Gemma4DSparkModel(layers).eval()
     shapes = fill(model)
     ids = block(config)
     hidden = model._forward_backbone(
@@ -249,10 +312,13 @@ def deepspec(case, folder):
     tokens, after = model.sample_draft_tokens(
         model.compute_logits(hidden), first_prev_token_ids=ids[:, 0], hidden_states=hidden
     )
+    trace = {"hidden": hidden[0], "after": after[0], "tokens": tokens[0]}
+    if model.confidence_head is None:
+        return shapes, trace
     previous = torch.cat([ids[:, :1], tokens[:, :-1]], 1)
     scores = model.predict_confidence_step(hidden, prev_token_ids=previous)
     confidence = scores.reshape(-1).sigmoid()
-    return shapes, {"hidden": hidden[0], "after": after[0], "tokens": tokens[0], "confidence": confidence}
+    return shapes, {**trace, "confidence": confidence}
 
 
 def speculators(case, folder):
@@ -294,14 +360,16 @@ def speculators(case, folder):
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in CASES:
-        parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
+    runs = {"dflash": dflash, "deepspec": deepspec, "speculators": speculators}
+    for project in runs:
+        parser.add_argument(f"--{project}", type=pathlib.Path, required=True)
     parser.add_argument("--check", action="store_true", help="write nothing, compare with what is here")
     args = parser.parse_args()
     heads, trace = {}, {}
-    for name, run in [("dflash", dflash), ("deepspec", deepspec), ("speculators", speculators)]:
+    for name in CASES:
+        project = name if name in runs else "deepspec"
         case = json.loads(json.dumps(CASES[name]))
-        shapes, out = run(case, getattr(args, name))
+        shapes, out = runs[project](case, getattr(args, project))
         best = np.sort(out["after"].numpy(), -1)
         assert (best[:, -1] - best[:, -2]).min() > 1e-3, f"{name}: a guess that rounding could change"
         heads[name] = {**CASES[name], "tensors": shapes}

@@ -54,7 +54,7 @@ fn block(
 fn block_drafters_agree_with_the_public_implementations() {
     let want = Golden::open(&repository("tests/golden/outputs/blocks.safetensors"));
     for new in BACKENDS {
-        for name in ["dflash", "deepspec", "speculators"] {
+        for name in ["dflash", "deepspec", "speculators", "gemma", "gemma_dflash"] {
             let b = Recorder::new(new());
             let seeded = SeededBlock::new(name);
             let target = load_target(&b, &golden(&seeded.target)).unwrap();
@@ -81,7 +81,7 @@ fn block_drafters_agree_with_the_public_implementations() {
                     after.extend_from_slice(&b.download(&scored.logits));
                 }
                 want.assert_close(name, &of("after"), &after);
-                if name != "dflash" {
+                if head.has_confidences() {
                     want.assert_close(name, &of("confidence"), &confidences);
                 }
             }
@@ -148,9 +148,24 @@ fn a_block_drafter_that_cannot_draft_is_refused_by_what_is_wrong() {
             "a DSpark head with markov_head_type `rnn` is not supported",
         ),
         (
-            "deepspec",
-            |s| s.config["architectures"] = json!(["Gemma4DSparkModel"]),
-            "a DSpark head of Gemma 4's layers (`Gemma4DSparkModel`) is not supported",
+            "gemma",
+            |s| s.config["layer_types"] = json!(["sliding_attention", "full_attention"]),
+            "a block drafter of Gemma 4's layers with sliding windows is not supported",
+        ),
+        (
+            "gemma",
+            |s| s.config["hidden_size_per_layer_input"] = json!(8),
+            "a block drafter of Gemma 4's layers with per-layer embeddings is not supported",
+        ),
+        (
+            "gemma",
+            |s| s.config["attention_k_eq_v"] = json!(false),
+            "`layers.0.self_attn.k_proj.weight`",
+        ),
+        (
+            "gemma_dflash",
+            |s| s.kind = BlockKind::Dflash,
+            "architecture `Gemma4DSparkModel` is no dflash head; known are",
         ),
         (
             "deepspec",

@@ -63,7 +63,8 @@ fn stored(name: &str, shape: &[usize]) -> (&'static str, Vec<u8>) {
 }
 
 impl SeededBlock {
-    /// The head called `name`: `dflash`, `deepspec` or `speculators`, by its layout.
+    /// The head called `name` in `blocks.json`: `dflash`, `deepspec` or `speculators`, by its
+    /// layout, or one of more layers and parts.
     pub fn new(name: &str) -> Self {
         let file = std::fs::read(repository("tests/golden/blocks.json")).unwrap();
         let mut all: Value = serde_json::from_slice(&file).unwrap();

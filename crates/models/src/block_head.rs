@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Rows of a block see each other, but in causal layers. Queries and keys are normed by head and
-//! turned by the target's positions. A DSpark head's row `i` guesses the token after it; a DFlash
+//! turned by the target's positions. Layers are those of Qwen 3 or of Gemma 4. A DSpark head's row `i` guesses the token after it; a DFlash
 //! head's row `i` its own token, so that row 0, the pending token's, guesses nothing. A confidence
 //! is how likely the target keeps the guess if it has kept all before it. Embeddings and output
 //! matrix are the target's where the head has none. The head remembers `K` and `V` of `c` and of
@@ -23,12 +23,13 @@
 //! vocabulary. Sampling and the use of confidences are the drafter's.
 
 mod config;
+mod layer;
 mod load;
 
-use crate::layers::GatedMlp;
 use crate::{HeadKind, HeadLogits, Scored, Target};
-use backend::{Attention, Backend, Batch, Matrix, Rope, Tensor, TokenList, math};
+use backend::{Backend, Batch, Matrix, Tensor, TokenList, math};
 use cache::{Memory, MemoryPlan};
+use layer::Layer;
 
 /// A kind of block drafter, by how its checkpoints name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,29 +54,11 @@ impl BlockKind {
                     "Qwen3DSparkModel",
                     "DSparkDraftModel",
                     "DSparkSpeculator",
-                    load::GEMMA_LAYERS,
+                    "Gemma4DSparkModel",
                 ],
             },
         }
     }
-}
-
-/// One layer.
-struct Layer {
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
-    o: Matrix,
-    q_norm: Tensor,
-    k_norm: Tensor,
-    attention: Attention,
-    /// Whether a row sees none of the block's later rows.
-    is_causal: bool,
-    /// The layer's number among those of its memory group.
-    kv: usize,
-    input_norm: Tensor,
-    post_norm: Tensor,
-    mlp: GatedMlp,
 }
 
 /// What a token has to say about the one after it: `w1: [V, r]`, `w2: [D, r]`.
@@ -114,47 +97,8 @@ pub struct BlockHead {
     block_rows: usize,
     from_anchor: bool,
     mask_token: u32,
-    rope: Rope,
     plan: MemoryPlan,
     eps: f32,
-}
-
-impl Layer {
-    /// Keys of `x: [n, H]`, normed and turned, and values: `[n, K e]` each.
-    fn keys_and_values(
-        &self,
-        head: &BlockHead,
-        b: &dyn Backend,
-        x: &Tensor,
-        batch: &Batch,
-    ) -> [Tensor; 2] {
-        let [k, v] = b.matmul_many(x, [&self.k, &self.v]);
-        [b.rope(head.norm(b, &k, &self.k_norm), &head.rope, batch), v]
-    }
-
-    /// `x + softmax(q·kᵀ/√e) v Wo`, then `+ mlp(rms(·))`: `[n, H]`. `causal` is the batch
-    /// in which no row sees later ones.
-    fn forward(
-        &self,
-        head: &BlockHead,
-        b: &dyn Backend,
-        x: &Tensor,
-        (batch, causal): (&Batch, &Batch),
-        memory: &mut Memory,
-    ) -> Tensor {
-        let h = head.norm(b, x, &self.input_norm);
-        let [k, v] = self.keys_and_values(head, b, &h, batch);
-        let q = head.norm(b, &b.matmul(&h, &self.q), &self.q_norm);
-        let q = b.rope(q, &head.rope, batch); // [n, h e]
-        let group = self.attention.group;
-        let kv = &mut memory.kv[group][self.kv];
-        let batch = if self.is_causal { causal } else { batch };
-        b.kv_append(kv, &k, &v, group, batch);
-        let a = b.matmul(&b.attend(&q, kv, &self.attention, batch), &self.o); // [n, H]
-        let x = b.add(a, x);
-        let m = self.mlp.forward(b, &head.norm(b, &x, &self.post_norm));
-        b.add(m, &x)
-    }
 }
 
 impl BlockHead {
@@ -210,9 +154,7 @@ impl BlockHead {
     /// Remembers rows of `features: [n, H]` as the rows of `batch`.
     pub fn remember(&self, b: &dyn Backend, features: &Tensor, batch: &Batch, memory: &mut Memory) {
         for layer in &self.layers {
-            let [k, v] = layer.keys_and_values(self, b, features, batch);
-            let group = layer.attention.group;
-            b.kv_append(&mut memory.kv[group][layer.kv], &k, &v, group, batch);
+            layer.remember(b, features, batch, memory);
         }
     }
 
@@ -236,7 +178,7 @@ impl BlockHead {
         let causal = (batch.rows_ahead() > 0).then(|| batch.causal());
         let causal = causal.as_ref().unwrap_or(batch);
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(self, b, &x, (batch, causal), memory);
+            x = layer.forward(b, &x, (batch, causal), memory);
             b.note(format_args!("draft.layers.{i}.out"), &x);
         }
         let z = self.norm(b, &x, &self.norm);

@@ -2,7 +2,8 @@
 //! `dflash_config`), DeepSpec (flat) and the library speculators (with a
 //! `transformer_layer_config`).
 
-use crate::head_config::{LayerConfig, SpeculatorsConfig, unpaired};
+use super::layer::Shape;
+use crate::head_config::{SpeculatorsConfig, unpaired};
 use crate::{ModelError, Target, parse, require, require_sizes};
 use serde::Deserialize;
 use serde_json::Value;
@@ -43,7 +44,7 @@ pub(super) struct Config {
 
 impl Config {
     /// Reads what `checkpoint`'s configuration says of the head and of its layers.
-    pub(super) fn read(checkpoint: &Checkpoint) -> Result<(Self, LayerConfig), ModelError> {
+    pub(super) fn read(checkpoint: &Checkpoint) -> Result<(Self, Shape), ModelError> {
         let mut whole = checkpoint.config().clone();
         if let Some(Value::Object(own)) = whole.get("dflash_config").cloned()
             && let Some(all) = whole.as_object_mut()
@@ -54,11 +55,9 @@ impl Config {
         }
         let config: Config = parse(&whole)?;
         let part = whole.get("transformer_layer_config");
-        let mut layer: LayerConfig = parse(part.filter(|v| v.is_object()).unwrap_or(&whole))?;
-        if config.use_swa {
-            layer.slide(config.swa_window_size);
-        }
-        layer.check()?;
+        let part = part.filter(|v| v.is_object()).unwrap_or(&whole);
+        let window = config.use_swa.then_some(config.swa_window_size);
+        let shape = Shape::read(part, window)?;
         require_sizes(1, &[("block_size", config.block_size)])?;
         require(config.block_size >= 2, || {
             "a block of one row guesses nothing".into()
@@ -75,7 +74,7 @@ impl Config {
         require(!reads_previous || config.markov_rank > 0, || {
             "confidence_head_with_markov needs a markov_rank".into()
         })?;
-        Ok((config, layer))
+        Ok((config, shape))
     }
 
     /// Whether rows of a block see no later ones in a layer with or without a window.

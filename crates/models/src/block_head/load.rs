@@ -1,16 +1,13 @@
 //! Loading a block drafter: which tensors a checkpoint holds, and of which shapes.
 
 use super::config::Config;
-use super::{BlockHead, BlockKind, Confidence, Layer, Markov};
+use super::{BlockHead, BlockKind, Confidence, Markov};
 use crate::census;
-use crate::head_config::{LayerConfig, check_target, draft_ids, remember, unpaired};
-use crate::layers::{GatedMlp, Loader};
+use crate::head_config::{check_target, draft_ids, unpaired};
+use crate::layers::Loader;
 use crate::{ModelError, Target};
-use backend::{Activation, Attention, Backend, TokenList};
+use backend::{Backend, TokenList};
 use weights::Checkpoint;
-
-/// The architecture of heads of Gemma 4's layers, which are not implemented.
-pub(super) const GEMMA_LAYERS: &str = "Gemma4DSparkModel";
 
 /// Tensors of training that a draft does without: copies of the target's, and which of the
 /// target's tokens are drafted, which `d2t` says, too.
@@ -31,24 +28,20 @@ impl BlockHead {
         kind: BlockKind,
     ) -> Result<Self, ModelError> {
         check_kind(checkpoint.architecture()?, kind)?;
-        let (config, layer) = Config::read(checkpoint)?;
-        let width = config.target_hidden_size.unwrap_or(layer.hidden_size);
-        let (vocab, named) = (layer.vocab_size, config.speculators_config.as_ref());
+        let (config, shape) = Config::read(checkpoint)?;
+        let (hidden, vocab) = (shape.hidden_size(), shape.vocab_size());
+        let width = config.target_hidden_size.unwrap_or(hidden);
+        let named = config.speculators_config.as_ref();
         check_target(width, vocab, named, target)?;
         let taps = config.taps(target)?;
         let load = Loader::new(b, checkpoint);
-        let hidden = layer.hidden_size;
         let [has_embed, has_output] =
             ["embed_tokens", "lm_head"].map(|name| checkpoint.has(&load.name_of(name)));
         if hidden != width && !(has_embed && has_output) {
             let what = "hidden size, without embeddings and output matrix of its own,";
             return Err(unpaired(what, hidden, width));
         }
-        let (plan, attention) = remember(&layer)?;
-        let layers = attention.into_iter().enumerate().map(|(i, attention)| {
-            let is_causal = config.is_causal(attention.0.window.is_some());
-            Layer::load(&load.at("layers").at(i), &layer, attention, is_causal)
-        });
+        let (layers, plan) = shape.load(&load.at("layers"), |window| config.is_causal(window))?;
         let n_draft = config.draft_vocab_size.unwrap_or(vocab);
         let ids = draft_ids(checkpoint, n_draft, vocab)?;
         let optional = |is: bool, name: &str, rows: usize| {
@@ -59,10 +52,10 @@ impl BlockHead {
             kind,
             fc: load.matrix("fc", hidden, taps.len() * width)?,
             hidden_norm: load.vector("hidden_norm", hidden)?,
-            layers: layers.collect::<Result<_, _>>()?,
+            layers,
             norm: load.vector("norm", hidden)?,
             embed: optional(has_embed, "embed_tokens", vocab)?,
-            input_scale: config.input_embedding_scale.unwrap_or(1.0),
+            input_scale: config.input_embedding_scale.unwrap_or(shape.embed_scale()),
             // A draft vocabulary of its own has scores of its own.
             lm_head: optional(has_output || ids.is_some(), "lm_head", n_draft)?,
             list: ids.map(|ids| TokenList::new(b, ids)),
@@ -75,9 +68,8 @@ impl BlockHead {
                 .sample_from_anchor
                 .unwrap_or(kind == BlockKind::Dspark),
             mask_token: config.mask_token(vocab)?,
-            rope: layer.rope()?,
             plan,
-            eps: layer.rms_norm_eps,
+            eps: shape.eps(),
             taps,
         };
         census::all_parts_read(checkpoint, "")?;
@@ -86,8 +78,7 @@ impl BlockHead {
     }
 }
 
-/// An error unless heads of architecture `found` are of `kind`, and of layers that are
-/// implemented.
+/// An error unless heads of architecture `found` are of `kind`.
 fn check_kind(found: &str, kind: BlockKind) -> Result<(), ModelError> {
     let known = kind.head();
     if !known.architectures.contains(&found) {
@@ -95,10 +86,6 @@ fn check_kind(found: &str, kind: BlockKind) -> Result<(), ModelError> {
         return Err(ModelError::MissingHead(format!(
             "architecture `{found}` is no {name} head; known are {all}"
         )));
-    }
-    if found == GEMMA_LAYERS {
-        let feature = format!("a DSpark head of Gemma 4's layers (`{found}`)");
-        return Err(ModelError::Unsupported { feature });
     }
     Ok(())
 }
@@ -109,38 +96,6 @@ fn all_known(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     match unread.find(|name| !UNREAD.contains(&name.as_str())) {
         Some(name) => Err(ModelError::UnknownHeadTensor { name }),
         None => Ok(()),
-    }
-}
-
-impl Layer {
-    fn load(
-        at: &Loader<'_>,
-        config: &LayerConfig,
-        (attention, kv): (Attention, usize),
-        is_causal: bool,
-    ) -> Result<Self, ModelError> {
-        let (hidden, e) = (config.hidden_size, config.head_dim());
-        let (q_out, kv_out) = (config.num_attention_heads * e, config.kv_heads() * e);
-        let own = at.at("self_attn");
-        Ok(Layer {
-            q: own.matrix("q_proj", q_out, hidden)?,
-            k: own.matrix("k_proj", kv_out, hidden)?,
-            v: own.matrix("v_proj", kv_out, hidden)?,
-            o: own.matrix("o_proj", hidden, q_out)?,
-            q_norm: own.vector("q_norm", e)?,
-            k_norm: own.vector("k_norm", e)?,
-            attention,
-            is_causal,
-            kv,
-            input_norm: at.vector("input_layernorm", hidden)?,
-            post_norm: at.vector("post_attention_layernorm", hidden)?,
-            mlp: GatedMlp::load(
-                &at.at("mlp"),
-                hidden,
-                config.intermediate_size,
-                Activation::Silu,
-            )?,
-        })
     }
 }
 

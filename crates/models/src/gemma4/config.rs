@@ -44,11 +44,11 @@ pub(crate) struct Config {
     #[serde(default = "default_window")]
     pub(crate) sliding_window: usize,
     #[serde(default)]
-    pub(super) attention_k_eq_v: bool,
+    pub(crate) attention_k_eq_v: bool,
     #[serde(default)]
-    num_kv_shared_layers: Option<usize>,
+    pub(crate) num_kv_shared_layers: Option<usize>,
     #[serde(default)]
-    pub(super) use_double_wide_mlp: bool,
+    pub(crate) use_double_wide_mlp: bool,
     #[serde(default)]
     hidden_size_per_layer_input: Option<usize>,
     #[serde(default)]
@@ -114,7 +114,12 @@ pub(crate) enum LayerType {
 impl Config {
     /// Reads the text part of `checkpoint`'s configuration.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
-        let mut config: Config = parse(checkpoint.text_config())?;
+        Config::from_json(checkpoint.text_config())
+    }
+
+    /// Reads `part`, a configuration of Gemma 4's layers.
+    pub(crate) fn from_json(part: &serde_json::Value) -> Result<Self, ModelError> {
+        let mut config: Config = parse(part)?;
         config.check_sizes()?;
         config.take_overrides()?;
         config.check()?;
@@ -242,7 +247,7 @@ impl Config {
     }
 
     /// `√H`, rounded as the reference rounds it: to the embedding's type.
-    pub(super) fn embed_scale(&self, width: usize) -> f32 {
+    pub(crate) fn embed_scale(&self, width: usize) -> f32 {
         let scale = (width as f64).sqrt() as f32;
         match self.dtype.as_deref() {
             Some("bfloat16") => round_bf16(scale),
