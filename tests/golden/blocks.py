@@ -49,6 +49,21 @@ LAYERS = {
     "tie_word_embeddings": False,
 }
 FULL = ["full_attention"] * 2
+DEEPSPEC = {
+    "architectures": ["Qwen3DSparkModel"],
+    **LAYERS,
+    "vocab_size": 97,
+    "layer_types": FULL,
+    "block_size": 7,
+    "mask_token_id": 5,
+    "target_layer_ids": [-1, 1, 3],
+    "num_anchors": 1,
+    "markov_rank": 6,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+ONE_LAYER = {"num_hidden_layers": 1, "layer_types": FULL[:1], "target_layer_ids": [1], "block_size": 4}
 GEMMA = {
     "architectures": ["Gemma4DSparkModel"],
     "model_type": "gemma4_text",
@@ -74,7 +89,7 @@ GEMMA = {
     "layer_types": FULL,
     "final_logit_softcapping": 3.0,
     "tie_word_embeddings": False,
-    "block_size": 5,
+    "block_size": 4,
     "mask_token_id": 4,
     "num_anchors": 1,
 }
@@ -91,23 +106,7 @@ CASES = {
             "dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 1, 2], "causal": False},
         },
     },
-    "deepspec": {
-        "target": "qwen3_5-dense",
-        "config": {
-            "architectures": ["Qwen3DSparkModel"],
-            **LAYERS,
-            "vocab_size": 97,
-            "layer_types": FULL,
-            "block_size": 7,
-            "mask_token_id": 5,
-            "target_layer_ids": [-1, 1, 3],
-            "num_anchors": 1,
-            "markov_rank": 6,
-            "markov_head_type": "vanilla",
-            "enable_confidence_head": True,
-            "confidence_head_with_markov": True,
-        },
-    },
+    "deepspec": {"target": "qwen3_5-dense", "config": DEEPSPEC},
     "speculators": {
         "target": "gemma4-dense",
         "config": {
@@ -151,6 +150,8 @@ CASES = {
             "confidence_head_with_markov": True,
         },
     },
+    "gated": {"target": "qwen3_5-dense", "config": {**DEEPSPEC, **ONE_LAYER, "markov_head_type": "gated"}},
+    "rnn": {"target": "qwen3_5-dense", "config": {**DEEPSPEC, **ONE_LAYER, "markov_head_type": "rnn"}},
     # DFlash as DeepSpec trains it for Gemma 4: DSpark without its two heads.
     "gemma_dflash": {
         "target": "gemma4-dense",

@@ -70,10 +70,13 @@ fn block_drafters_agree_with_the_public_implementations() {
                 let z = b.gather(&z, &guessing);
                 let logits = head.logits(&b, &*target, &z);
                 let (mut after, mut confidences, mut previous) = (vec![], vec![], PENDING);
+                let mut carried = head.start(&b, 1);
                 for (i, &token) in tokens.iter().enumerate() {
-                    let scored = head.after(&b, b.gather(&logits, &[i]), &[previous]);
+                    let (row, z) = (b.gather(&logits, &[i]), b.gather(&z, &[i]));
+                    let (scored, next) = head.after(&b, row, &z, &[previous], carried.as_ref());
+                    carried = next;
                     if head.has_confidences() {
-                        confidences.extend(head.confidences(&b, &b.gather(&z, &[i]), &[previous]));
+                        confidences.extend(head.confidences(&b, &z, &[previous]));
                     }
                     let best = b.argmax(&scored.logits)[0];
                     previous = scored.scored.ids(0).map_or(best, |ids| ids[best as usize]);
@@ -144,8 +147,18 @@ fn a_block_drafter_that_cannot_draft_is_refused_by_what_is_wrong() {
         ),
         (
             "deepspec",
+            |s| s.config["markov_head_type"] = json!("lstm"),
+            "a DSpark head with markov_head_type `lstm` (known are vanilla, gated and rnn) is not supported",
+        ),
+        (
+            "gated",
+            |s| s.config["markov_head_type"] = json!("vanilla"),
+            "the draft head has `markov_head.gate_proj.bias`, which is not supported",
+        ),
+        (
+            "deepspec",
             |s| s.config["markov_head_type"] = json!("rnn"),
-            "a DSpark head with markov_head_type `rnn` is not supported",
+            "`markov_head.joint_proj.weight` is missing",
         ),
         (
             "gemma",

@@ -12,6 +12,7 @@
 //! draft with their own heads.
 
 mod beside;
+mod blocks;
 mod bounded;
 mod constrained;
 mod disk;

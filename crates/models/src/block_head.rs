@@ -8,7 +8,7 @@
 //! x   = x + attention(rms(x))                   K, V of the block's own rows after those of c
 //! x   = x + mlp(rms(x))
 //! z   = rms(x)
-//! logits = z Wᵀ + w1[previous token] w2ᵀ        DSpark's Markov head, sampled from the left
+//! logits = z Wᵀ + w1[previous token] w2ᵀ        DSpark's Markov head, plain, sampled from the left
 //! confidence = sigmoid([ z | w1[previous token] ]·v + b)
 //! ```
 //!
@@ -25,11 +25,13 @@
 mod config;
 mod layer;
 mod load;
+mod markov;
 
 use crate::{HeadKind, HeadLogits, Scored, Target};
-use backend::{Backend, Batch, Matrix, Tensor, TokenList, math};
+use backend::{Backend, Batch, Matrix, Tensor, TokenList};
 use cache::{Memory, MemoryPlan};
 use layer::Layer;
+use markov::{Confidence, Markov};
 
 /// A kind of block drafter, by how its checkpoints name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,19 +61,6 @@ impl BlockKind {
             },
         }
     }
-}
-
-/// What a token has to say about the one after it: `w1: [V, r]`, `w2: [D, r]`.
-struct Markov {
-    w1: Matrix,
-    w2: Matrix,
-}
-
-/// How likely a guess stays: `proj: [1, H]`, or `[1, H + r]` with the previous token's `w1`.
-struct Confidence {
-    proj: Matrix,
-    bias: f32,
-    reads_previous: bool,
 }
 
 /// A DFlash or DSpark head, paired with its target.
@@ -209,20 +198,33 @@ impl BlockHead {
         logits
     }
 
-    /// `logits: [n, D]` with what each of the tokens `previous` says about the one after it.
-    pub fn after(&self, b: &dyn Backend, logits: Tensor, previous: &[u32]) -> HeadLogits<'_> {
-        let logits = match &self.markov {
-            Some(Markov { w1, w2 }) => {
-                let e = b.embed(w1, previous, 1.0); // [n, r]
-                b.add(b.matmul(&e, w2), &logits)
+    /// What the head carries from one guess of a block to the next, before the first of `n` blocks:
+    /// a row for each, `[n, r]`. Absent where it carries nothing but the guess itself.
+    pub fn start(&self, b: &dyn Backend, n: usize) -> Option<Tensor> {
+        self.markov.as_ref().and_then(|markov| markov.start(b, n))
+    }
+
+    /// `logits: [n, D]` of the guesses of `z: [n, H]` with what each of the tokens `previous` says
+    /// about the one after it; and what is carried to the next guess from `state`, which begins
+    /// as [`BlockHead::start`].
+    pub fn after(
+        &self,
+        b: &dyn Backend,
+        logits: Tensor,
+        z: &Tensor,
+        previous: &[u32],
+        state: Option<&Tensor>,
+    ) -> (HeadLogits<'_>, Option<Tensor>) {
+        let (logits, state) = match &self.markov {
+            Some(markov) => {
+                let (bias, state) = markov.bias(b, z, previous, state);
+                (b.add(bias, &logits), state)
             }
-            None => logits,
+            None => (logits, None),
         };
         b.note(format_args!("draft.after"), &logits);
-        HeadLogits {
-            logits,
-            scored: self.list.as_ref().map_or(Scored::All, Scored::Same),
-        }
+        let scored = self.list.as_ref().map_or(Scored::All, Scored::Same);
+        (HeadLogits { logits, scored }, state)
     }
 
     /// Whether the head says how likely its guesses stay.
@@ -238,15 +240,6 @@ impl BlockHead {
     /// If the head [does not say](BlockHead::has_confidences).
     pub fn confidences(&self, b: &dyn Backend, z: &Tensor, previous: &[u32]) -> Vec<f32> {
         let head = self.confidence.as_ref().expect("a confidence head");
-        let scores = match &self.markov {
-            Some(markov) if head.reads_previous => {
-                let e = b.embed(&markov.w1, previous, 1.0); // [n, r]
-                b.matmul(&b.concat(z, &e), &head.proj)
-            }
-            _ => b.matmul(z, &head.proj),
-        }; // [n, 1]
-        let scores = b.download(&scores);
-        let confidences = scores.iter().map(|x| math::sigmoid(x + head.bias));
-        confidences.collect()
+        head.of(b, z, self.markov.as_ref(), previous)
     }
 }

@@ -9,6 +9,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use weights::Checkpoint;
 
+/// How a Markov head makes a bias of the previous token.
+#[derive(Clone, Copy)]
+pub(super) enum MarkovType {
+    Vanilla,
+    Gated,
+    Rnn,
+}
+
 /// What `config.json` says of the head.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
@@ -62,19 +70,29 @@ impl Config {
         require(config.block_size >= 2, || {
             "a block of one row guesses nothing".into()
         })?;
-        match config.markov_head_type.as_deref() {
-            None | Some("vanilla") => {}
-            Some(_) if config.markov_rank == 0 => {}
-            Some(other) => {
-                let feature = format!("a DSpark head with markov_head_type `{other}`");
-                return Err(ModelError::Unsupported { feature });
-            }
+        if config.markov_rank > 0 {
+            config.markov_type()?;
         }
         let reads_previous = config.enable_confidence_head && config.confidence_head_with_markov;
         require(!reads_previous || config.markov_rank > 0, || {
             "confidence_head_with_markov needs a markov_rank".into()
         })?;
         Ok((config, shape))
+    }
+
+    /// The type of its Markov head, if it has one.
+    pub(super) fn markov_type(&self) -> Result<MarkovType, ModelError> {
+        let named = self.markov_head_type.as_deref().unwrap_or("vanilla");
+        match named.to_lowercase().as_str() {
+            "vanilla" => Ok(MarkovType::Vanilla),
+            "gated" => Ok(MarkovType::Gated),
+            "rnn" => Ok(MarkovType::Rnn),
+            _ => Err(ModelError::Unsupported {
+                feature: format!(
+                    "a DSpark head with markov_head_type `{named}` (known are vanilla, gated and rnn)"
+                ),
+            }),
+        }
     }
 
     /// Whether rows of a block see no later ones in a layer with or without a window.

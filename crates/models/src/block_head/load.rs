@@ -1,7 +1,8 @@
 //! Loading a block drafter: which tensors a checkpoint holds, and of which shapes.
 
 use super::config::Config;
-use super::{BlockHead, BlockKind, Confidence, Markov};
+use super::markov::{Confidence, Markov};
+use super::{BlockHead, BlockKind};
 use crate::census;
 use crate::head_config::{check_target, draft_ids, unpaired};
 use crate::layers::Loader;
@@ -61,7 +62,7 @@ impl BlockHead {
             list: ids.map(|ids| TokenList::new(b, ids)),
             output_scale: config.output_multiplier.unwrap_or(1.0),
             softcap: config.final_logit_softcapping,
-            markov: Markov::load(&load.at("markov_head"), &config, vocab, n_draft)?,
+            markov: Markov::load(&load.at("markov_head"), &config, [hidden, vocab, n_draft])?,
             confidence: Confidence::load(&load.at("confidence_head"), &config, hidden)?,
             block_rows: config.block_size,
             from_anchor: config
@@ -96,44 +97,5 @@ fn all_known(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     match unread.find(|name| !UNREAD.contains(&name.as_str())) {
         Some(name) => Err(ModelError::UnknownHeadTensor { name }),
         None => Ok(()),
-    }
-}
-
-impl Markov {
-    /// The head at `at`, where `config` has one.
-    fn load(
-        at: &Loader<'_>,
-        config: &Config,
-        vocab: usize,
-        n_draft: usize,
-    ) -> Result<Option<Self>, ModelError> {
-        let rank = config.markov_rank;
-        if rank == 0 {
-            return Ok(None);
-        }
-        Ok(Some(Markov {
-            w1: at.matrix("markov_w1", vocab, rank)?,
-            w2: at.matrix("markov_w2", n_draft, rank)?,
-        }))
-    }
-}
-
-impl Confidence {
-    /// The head at `at`, where `config` has one.
-    fn load(at: &Loader<'_>, config: &Config, hidden: usize) -> Result<Option<Self>, ModelError> {
-        if !config.enable_confidence_head {
-            return Ok(None);
-        }
-        let reads_previous = config.confidence_head_with_markov;
-        let previous = if reads_previous {
-            config.markov_rank
-        } else {
-            0
-        };
-        Ok(Some(Confidence {
-            proj: at.matrix("proj", 1, hidden + previous)?,
-            bias: at.bare("proj.bias", 1)?[0],
-            reads_previous,
-        }))
     }
 }

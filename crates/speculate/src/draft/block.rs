@@ -16,7 +16,7 @@ use super::{DraftRequest, DraftState, Drafter, Restored, SavedDraft, TargetView,
 use crate::sample::Scratch;
 use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
 use cache::{Memory, MemoryFull};
-use models::BlockHead;
+use models::{BlockHead, HeadLogits};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -54,6 +54,8 @@ struct Open {
     likely: f32,
     /// The draft's newest token, or the pending one before there is any.
     previous: u32,
+    /// The draft's row of what the head carries from guess to guess.
+    carried: usize,
 }
 
 impl Block {
@@ -168,11 +170,13 @@ impl Block {
                 rows: rows.len()..rows.len() + n,
                 likely: 1.0,
                 previous: *requests[request].tokens.last().expect("a pending token"),
+                carried: open.len(),
             });
             rows.extend(first..first + n);
         }
         let z = b.gather(&guesses.z, &rows);
         let logits = self.head.logits(b, target.model, &z);
+        let mut carried = self.head.start(b, open.len());
         for i in 0.. {
             open.retain(|open| i < open.rows.len());
             self.drop_unlikely(b, &z, i, &mut open, requests);
@@ -180,14 +184,18 @@ impl Block {
                 break;
             }
             let active: Vec<usize> = open.iter().map(|open| open.request).collect();
-            if !take_given(&active, requests, &mut drafts) {
-                let at: Vec<usize> = open.iter().map(|open| open.rows.start + i).collect();
-                let previous: Vec<u32> = open.iter().map(|open| open.previous).collect();
-                let scored = self.head.after(b, b.gather(&logits, &at), &previous);
-                choose(b, scored, &active, requests, &mut drafts, &mut self.scratch);
-                replace_given(&active, requests, &mut drafts);
+            let is_given = take_given(&active, requests, &mut drafts);
+            if !is_given || carried.is_some() {
+                let (scored, next) =
+                    score(&self.head, b, (&z, &logits), i, &open, carried.as_ref());
+                carried = next;
+                if !is_given {
+                    choose(b, scored, &active, requests, &mut drafts, &mut self.scratch);
+                    replace_given(&active, requests, &mut drafts);
+                }
             }
-            for open in &mut open {
+            for (row, open) in open.iter_mut().enumerate() {
+                open.carried = row;
                 open.previous = newest(&drafts[open.request]).expect("chosen just now");
             }
         }
@@ -220,6 +228,24 @@ impl Block {
             i == 0 || open.likely >= WORTH
         });
     }
+}
+
+/// Scores of guess `i` of each of `open`, of which `z` and `logits` have all rows, and what the head
+/// carries to the next one from `carried`.
+fn score<'h>(
+    head: &'h BlockHead,
+    b: &dyn Backend,
+    (z, logits): (&Tensor, &Tensor),
+    i: usize,
+    open: &[Open],
+    carried: Option<&Tensor>,
+) -> (HeadLogits<'h>, Option<Tensor>) {
+    let at: Vec<usize> = open.iter().map(|open| open.rows.start + i).collect();
+    let previous: Vec<u32> = open.iter().map(|open| open.previous).collect();
+    let from: Vec<usize> = open.iter().map(|open| open.carried).collect();
+    let carried = carried.map(|rows| b.gather(rows, &from));
+    let (z, logits) = (b.gather(z, &at), b.gather(logits, &at));
+    head.after(b, logits, &z, &previous, carried.as_ref())
 }
 
 impl Drafter for Block {
