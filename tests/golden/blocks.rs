@@ -9,6 +9,8 @@ use models::{BlockHead, BlockKind, Target, load_target};
 use serde_json::json;
 use suites::blocks::{SeededBlock, uniform};
 use suites::{Recorder, golden, repository};
+use weights::Checkpoint;
+use weights::gguf::Value;
 
 /// Rows of the target before the block, and the pending token.
 const ROWS: usize = 12;
@@ -89,6 +91,93 @@ fn block_drafters_agree_with_the_public_implementations() {
                 }
             }
         }
+    }
+}
+
+/// Rows of a block of `head`, the tokens that it guesses greedily, and all that it scores them by.
+fn guesses(b: &dyn Backend, head: &BlockHead, target: &dyn Target) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let z = block(b, head, target, ROWS, u32::MAX / 2);
+    let (mut all, mut tokens) = (vec![b.download(&z).into_owned()], vec![PENDING]);
+    let guessing: Vec<usize> = (head.first_guess()..head.block_rows()).collect();
+    let z = b.gather(&z, &guessing);
+    let logits = head.logits(b, target, &z);
+    let mut carried = head.start(b, 1);
+    for i in 0..guessing.len() {
+        let (row, z) = (b.gather(&logits, &[i]), b.gather(&z, &[i]));
+        let previous = [*tokens.last().unwrap()];
+        if head.has_confidences() {
+            all.push(head.confidences(b, &z, &previous));
+        }
+        let (scored, next) = head.after(b, row, &z, &previous, carried.as_ref());
+        carried = next;
+        let best = b.argmax(&scored.logits)[0];
+        let ids = scored.scored.ids(0);
+        tokens.push(ids.map_or(best, |ids| ids[best as usize]));
+        all.push(b.download(&scored.logits).into_owned());
+    }
+    (tokens, all)
+}
+
+#[test]
+fn a_block_drafter_guesses_the_same_from_a_gguf_file() {
+    for new in BACKENDS {
+        let b = new();
+        for name in ["dflash", "deepspec", "speculators"] {
+            let seeded = SeededBlock::new(name);
+            let target = load_target(&*b, &golden(&seeded.target)).unwrap();
+            let of = |checkpoint: &Checkpoint| {
+                let head = BlockHead::load(&*b, checkpoint, &*target, seeded.kind).unwrap();
+                guesses(&*b, &head, &*target)
+            };
+            let (want, got) = (of(&seeded.checkpoint()), of(&seeded.gguf_checkpoint()));
+            assert_eq!(want, got, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_gguf_file_of_a_block_drafter_says_what_is_wrong_with_it() {
+    let b = Reference;
+    let error = |name: &str, of: &dyn Fn(&mut Vec<(String, Value<'static>)>)| {
+        let seeded = SeededBlock::new(name);
+        let mut metadata = seeded.metadata();
+        of(&mut metadata);
+        let files = vec![("head.gguf".to_owned(), seeded.gguf(&metadata).into())];
+        let target = load_target(&b, &golden(&seeded.target)).unwrap();
+        let head = match Checkpoint::from_bytes("", files) {
+            Ok(checkpoint) => BlockHead::load(&b, &checkpoint, &*target, seeded.kind),
+            Err(error) => return error.to_string(),
+        };
+        head.err().expect("an error").to_string()
+    };
+    let drop = |key: &'static str| move |m: &mut Vec<_>| m.retain(|(k, _): &(String, _)| k != key);
+    for (got, want) in [
+        (
+            error("dflash", &drop("dflash.block_size")),
+            "`dflash.block_size` is missing",
+        ),
+        (
+            error("dflash", &drop("dflash.target_layers")),
+            "`dflash.target_layers` is missing",
+        ),
+        (
+            error("dflash", &drop("tokenizer.ggml.mask_token_id")),
+            "a block drafter without a mask_token_id",
+        ),
+        (
+            error("dflash", &|m| {
+                m.push(("dflash.selector_rank".into(), Value::U32(8)));
+            }),
+            "a DFlash 2 head (`DFlash2DraftModel`)",
+        ),
+        (
+            error("dflash", &|m| {
+                m.push(("dflash.rope.scaling.type".into(), "yarn".into()));
+            }),
+            "a draft head with rope_type `yarn` is not supported",
+        ),
+    ] {
+        assert!(got.contains(want), "`{got}` is not `{want}`");
     }
 }
 
@@ -183,7 +272,7 @@ fn a_block_drafter_that_cannot_draft_is_refused_by_what_is_wrong() {
         (
             "deepspec",
             |s| s.kind = BlockKind::Dflash,
-            "architecture `Qwen3DSparkModel` is no dflash head; known are DFlashDraftModel, DFlashSpeculator",
+            "architecture `Qwen3DSparkModel` is no dflash head; known are DFlashDraftModel, DFlashSpeculator, DFlash2DraftModel",
         ),
         (
             "deepspec",
@@ -197,6 +286,11 @@ fn a_block_drafter_that_cannot_draft_is_refused_by_what_is_wrong() {
                     json!(["Qwen3ForCausalLM"])
             },
             "its target's architecture is Qwen3ForCausalLM, the target's is gemma4",
+        ),
+        (
+            "dflash",
+            |s| s.config["architectures"] = json!(["DFlash2DraftModel"]),
+            "a DFlash 2 head (`DFlash2DraftModel`), whose convolutions and candidate selector",
         ),
         (
             "dflash",

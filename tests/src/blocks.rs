@@ -1,6 +1,8 @@
 //! Seeded block drafters: the heads of `tests/golden/blocks.json`, whose tensors a formula gives that
 //! `tests/golden/blocks.py` has, too.
 
+mod gguf;
+
 use crate::{Rng, repository};
 use models::BlockKind;
 use serde_json::{Map, Value, json};

@@ -48,7 +48,7 @@ impl BlockKind {
         match self {
             BlockKind::Dflash => HeadKind {
                 name: "dflash",
-                architectures: &["DFlashDraftModel", "DFlashSpeculator"],
+                architectures: &["DFlashDraftModel", "DFlashSpeculator", load::DFLASH2],
             },
             BlockKind::Dspark => HeadKind {
                 name: "dspark",

@@ -10,6 +10,9 @@ use crate::{ModelError, Target};
 use backend::{Backend, TokenList};
 use weights::Checkpoint;
 
+/// The architecture of DFlash 2 heads, which are not implemented.
+pub(super) const DFLASH2: &str = "DFlash2DraftModel";
+
 /// Tensors of training that a draft does without: copies of the target's, and which of the
 /// target's tokens are drafted, which `d2t` says, too.
 const UNREAD: &[&str] = &["t2d", "verifier_lm_head.weight", "verifier_norm.weight"];
@@ -79,7 +82,8 @@ impl BlockHead {
     }
 }
 
-/// An error unless heads of architecture `found` are of `kind`.
+/// An error unless heads of architecture `found` are of `kind`, and of parts that are
+/// implemented.
 fn check_kind(found: &str, kind: BlockKind) -> Result<(), ModelError> {
     let known = kind.head();
     if !known.architectures.contains(&found) {
@@ -87,6 +91,13 @@ fn check_kind(found: &str, kind: BlockKind) -> Result<(), ModelError> {
         return Err(ModelError::MissingHead(format!(
             "architecture `{found}` is no {name} head; known are {all}"
         )));
+    }
+    if found == DFLASH2 {
+        let feature = format!(
+            "a DFlash 2 head (`{found}`), whose convolutions and candidate selector are not \
+             implemented (take a DFlash or DSpark head of the same target),"
+        );
+        return Err(ModelError::Unsupported { feature });
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! norms that files store in two forms (`norms.rs`). A new family is a file beside this
 //! one and a line in [`FAMILIES`]; folders of safetensors alone need neither.
 
+mod block;
 mod eagle3;
 mod gemma4;
 mod projector;
@@ -81,6 +82,7 @@ pub(crate) const FAMILIES: &[&Family] = &[
     &qwen3_5::DENSE,
     &qwen3_5::MIXTURE,
     &eagle3::HEAD,
+    &block::HEAD,
 ];
 
 /// A family without peculiarities, to fill up others.
