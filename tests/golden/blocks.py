@@ -3,7 +3,8 @@
     python tests/golden/blocks.py --dflash DIR --deepspec DIR --speculators DIR [--check]
 
 DIRs are checkouts of z-lab/dflash, deepseek-ai/DeepSpec and vllm-project/speculators, whose models are run, each on a
-seeded head in its own layout, and DeepSpec's on some more. `blocks.json` has the heads: a configuration, and the shapes of the tensors, whose values
+seeded head in its own layout, and DeepSpec's on some more. DFlash 2 is z-lab's DFlash with its convolutions and
+selector written here. `blocks.json` has the heads: a configuration, and the shapes of the tensors, whose values
 a formula gives, so that the tests make the same files:
 
     v     = uniform in [-1, 1), 24 bits, from a splitmix64 that starts at the FNV-1a hash of the name
@@ -63,7 +64,7 @@ DEEPSPEC = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-ONE_LAYER = {"num_hidden_layers": 1, "layer_types": FULL[:1], "target_layer_ids": [1], "block_size": 4}
+ONE_LAYER = {"num_hidden_layers": 1, "layer_types": FULL[:1], "target_layer_ids": [1], "block_size": 3}
 GEMMA = {
     "architectures": ["Gemma4DSparkModel"],
     "model_type": "gemma4_text",
@@ -152,6 +153,27 @@ CASES = {
     },
     "gated": {"target": "qwen3_5-dense", "config": {**DEEPSPEC, **ONE_LAYER, "markov_head_type": "gated"}},
     "rnn": {"target": "qwen3_5-dense", "config": {**DEEPSPEC, **ONE_LAYER, "markov_head_type": "rnn"}},
+    "dflash2": {
+        "target": "gemma4-dense",
+        "config": {
+            "architectures": ["DFlash2DraftModel"],
+            **LAYERS,
+            "vocab_size": 101,
+            "num_hidden_layers": 1,
+            "layer_types": FULL[:1],
+            "block_size": 4,
+            "num_target_layers": 5,
+            "is_causal": False,
+            "dflash_config": {
+                "mask_token_id": 4,
+                "target_layer_ids": [0, 2],
+                "conv_kernel_size": 2,
+                "conv_group_size": 8,
+                "selector_rank": 6,
+                "selector_top_k": 5,
+            },
+        },
+    },
     # DFlash as DeepSpec trains it for Gemma 4: DSpark without its two heads.
     "gemma_dflash": {
         "target": "gemma4-dense",
@@ -284,6 +306,77 @@ def dflash(case, folder):
     return shapes, {"hidden": hidden, "after": after, "tokens": after.argmax(-1)}
 
 
+class Convolution(torch.nn.Module):
+    """Of a row and the one before it: the first side before a sublayer, the second after it."""
+
+    def __init__(self, hidden, size):
+        super().__init__()
+        self.base_kernel = torch.nn.Parameter(torch.zeros(2, 2, hidden))
+        self.kernel_projection = torch.nn.Linear(hidden, 4 * hidden // size, bias=False)
+
+    def side(self, x, i):
+        added = self.added[..., i, :, :].repeat_interleave(x.shape[-1] // self.added.shape[-1], -1)
+        before = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+        kernel = self.base_kernel[i] + added
+        return kernel[..., 0, :] * x + kernel[..., 1, :] * before
+
+    def around(self, sublayer):
+        def run(hidden_states, **rest):
+            self.added = self.kernel_projection(hidden_states).unflatten(-1, (2, 2, -1))
+            y = sublayer(self.side(hidden_states, 0), **rest)
+            return (self.side(y[0], 1), *y[1:]) if isinstance(y, tuple) else self.side(y, 1)
+
+        return run
+
+
+class Selector(torch.nn.Module):
+    def __init__(self, hidden, vocab, rank):
+        super().__init__()
+        self.hidden_projection = torch.nn.Linear(hidden, rank, bias=False)
+        self.predecessor_codebook = torch.nn.Parameter(torch.zeros(vocab, rank))
+        self.successor_codebook = torch.nn.Parameter(torch.zeros(vocab, rank))
+
+    def walk(self, hidden, logits, top_k):
+        previous, tokens, after = PENDING, [], []
+        for h, row in zip(self.hidden_projection(hidden), logits):
+            own, ids = row.topk(top_k)
+            scores = own + self.successor_codebook[ids] @ (self.predecessor_codebook[previous] * h)
+            previous = int(ids[scores.argmax()])
+            tokens.append(previous)
+            after.append(scores)
+        return torch.tensor(tokens), torch.stack(after)
+
+
+def dflash2(case, folder):
+    """z-lab's DFlash with what DFlash 2 adds, which z-lab publishes for MLX alone."""
+    sys.path.insert(0, str(folder))
+    from dflash.model import DFlashDraftModel
+
+    config = case["config"]
+    own = config["dflash_config"]
+    hidden = config["hidden_size"]
+    model = DFlashDraftModel(flat(config)).eval()
+    for layer in model.layers:
+        layer.attention_conv = Convolution(hidden, own["conv_group_size"])
+        layer.mlp_conv = Convolution(hidden, own["conv_group_size"])
+        layer.self_attn.forward = layer.attention_conv.around(layer.self_attn.forward)
+        layer.mlp.forward = layer.mlp_conv.around(layer.mlp.forward)
+    model.candidate_selector = Selector(hidden, config["vocab_size"], own["selector_rank"])
+    shapes = fill(model)
+    target = load_file(HERE / "checkpoints" / case["target"] / "model.safetensors")
+    table = target["model.embed_tokens.weight"]
+    rows = model(
+        position_ids=torch.arange(N_ROWS + config["block_size"])[None],
+        noise_embedding=table[block({**config, **own})],
+        target_hidden=taps(len(own["target_layer_ids"])),
+        past_key_values=DynamicCache(),
+        use_cache=True,
+        is_causal=False,
+    )[0]
+    tokens, after = model.candidate_selector.walk(rows[1:], rows[1:] @ table.T, own["selector_top_k"])
+    return shapes, {"hidden": rows, "after": after, "tokens": tokens}
+
+
 def deepspec(case, folder):
     sys.path.insert(0, str(folder))
     config = case["config"]
@@ -361,16 +454,16 @@ def speculators(case, folder):
 
 def main():
     parser = argparse.ArgumentParser()
-    runs = {"dflash": dflash, "deepspec": deepspec, "speculators": speculators}
-    for project in runs:
+    projects = {"dflash": dflash, "deepspec": deepspec, "speculators": speculators}
+    for project in projects:
         parser.add_argument(f"--{project}", type=pathlib.Path, required=True)
     parser.add_argument("--check", action="store_true", help="write nothing, compare with what is here")
     args = parser.parse_args()
     heads, trace = {}, {}
     for name in CASES:
-        project = name if name in runs else "deepspec"
-        case = json.loads(json.dumps(CASES[name]))
-        shapes, out = runs[project](case, getattr(args, project))
+        project = "dflash" if name == "dflash2" else name if name in projects else "deepspec"
+        run = dflash2 if name == "dflash2" else projects[project]
+        shapes, out = run(json.loads(json.dumps(CASES[name])), getattr(args, project))
         best = np.sort(out["after"].numpy(), -1)
         assert (best[:, -1] - best[:, -2]).min() > 1e-3, f"{name}: a guess that rounding could change"
         heads[name] = {**CASES[name], "tensors": shapes}

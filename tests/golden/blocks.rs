@@ -49,14 +49,24 @@ fn block(
     for row in &mut batch.rows {
         row.sees.end = end.min(row.sees.end + ahead);
     }
-    head.forward(b, target, &batch, &mut memory)
+    let starts = head.starts(b, batch.n_rows(), &[0]);
+    head.forward(b, target, &batch, starts.as_ref(), &mut memory)
 }
 
 #[test]
 fn block_drafters_agree_with_the_public_implementations() {
     let want = Golden::open(&repository("tests/golden/outputs/blocks.safetensors"));
     for new in BACKENDS {
-        for name in ["dflash", "deepspec", "speculators", "gemma", "gemma_dflash"] {
+        for name in [
+            "dflash",
+            "deepspec",
+            "speculators",
+            "gemma",
+            "gemma_dflash",
+            "gated",
+            "rnn",
+            "dflash2",
+        ] {
             let b = Recorder::new(new());
             let seeded = SeededBlock::new(name);
             let target = load_target(&b, &golden(&seeded.target)).unwrap();
@@ -122,7 +132,7 @@ fn guesses(b: &dyn Backend, head: &BlockHead, target: &dyn Target) -> (Vec<u32>,
 fn a_block_drafter_guesses_the_same_from_a_gguf_file() {
     for new in BACKENDS {
         let b = new();
-        for name in ["dflash", "deepspec", "speculators"] {
+        for name in ["dflash", "deepspec", "speculators", "dflash2"] {
             let seeded = SeededBlock::new(name);
             let target = load_target(&*b, &golden(&seeded.target)).unwrap();
             let of = |checkpoint: &Checkpoint| {
@@ -165,10 +175,8 @@ fn a_gguf_file_of_a_block_drafter_says_what_is_wrong_with_it() {
             "a block drafter without a mask_token_id",
         ),
         (
-            error("dflash", &|m| {
-                m.push(("dflash.selector_rank".into(), Value::U32(8)));
-            }),
-            "a DFlash 2 head (`DFlash2DraftModel`)",
+            error("dflash2", &drop("dflash.conv_group_size")),
+            "conv_group_size is missing, which a DFlash 2 head needs",
         ),
         (
             error("dflash", &|m| {
@@ -288,9 +296,31 @@ fn a_block_drafter_that_cannot_draft_is_refused_by_what_is_wrong() {
             "its target's architecture is Qwen3ForCausalLM, the target's is gemma4",
         ),
         (
-            "dflash",
-            |s| s.config["architectures"] = json!(["DFlash2DraftModel"]),
-            "a DFlash 2 head (`DFlash2DraftModel`), whose convolutions and candidate selector",
+            "dflash2",
+            |s| {
+                drop(
+                    s.config["dflash_config"]
+                        .as_object_mut()
+                        .unwrap()
+                        .remove("selector_rank"),
+                )
+            },
+            "selector_rank is missing, which a DFlash 2 head needs",
+        ),
+        (
+            "dflash2",
+            |s| s.config["dflash_config"]["conv_kernel_size"] = json!(3),
+            "a DFlash 2 head with conv_kernel_size 3 (known is 2) is not supported",
+        ),
+        (
+            "dflash2",
+            |s| s.config["dflash_config"]["conv_group_size"] = json!(5),
+            "hidden_size 32 is not whole groups of conv_group_size 5",
+        ),
+        (
+            "dflash2",
+            |s| drop(s.tensors.remove("layers.0.mlp_conv.base_kernel")),
+            "`layers.0.mlp_conv.base_kernel` is missing",
         ),
         (
             "dflash",

@@ -17,6 +17,7 @@ const HEADS: &[(&str, &str)] = &[
     ("gemma", "tests/golden/checkpoints/gemma4-dense"),
     ("gemma_dflash", "tests/golden/checkpoints/gemma4-dense"),
     ("gated", "tests/golden/checkpoints/qwen3_5-dense"),
+    ("dflash2", "tests/golden/checkpoints/gemma4-dense"),
     ("rnn", "tests/golden/checkpoints/qwen3_5-dense"),
 ];
 

@@ -73,7 +73,7 @@ impl SeededBlock {
         let head = all[name].take();
         SeededBlock {
             kind: match name {
-                "dflash" => BlockKind::Dflash,
+                "dflash" | "dflash2" => BlockKind::Dflash,
                 _ => BlockKind::Dspark,
             },
             target: head["target"].as_str().unwrap().to_owned(),

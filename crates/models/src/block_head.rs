@@ -12,6 +12,9 @@
 //! confidence = sigmoid([ z | w1[previous token] ]·v + b)
 //! ```
 //!
+//! DFlash 2 has convolutions in its layers and scores a few candidates by the token before them
+//! (`conv.rs`, `selector.rs`).
+//!
 //! Rows of a block see each other, but in causal layers. Queries and keys are normed by head and
 //! turned by the target's positions. Layers are those of Qwen 3 or of Gemma 4. A DSpark head's row `i` guesses the token after it; a DFlash
 //! head's row `i` its own token, so that row 0, the pending token's, guesses nothing. A confidence
@@ -23,20 +26,24 @@
 //! vocabulary. Sampling and the use of confidences are the drafter's.
 
 mod config;
+mod conv;
 mod layer;
 mod load;
 mod markov;
+mod selector;
 
 use crate::{HeadKind, HeadLogits, Scored, Target};
 use backend::{Backend, Batch, Matrix, Tensor, TokenList};
 use cache::{Memory, MemoryPlan};
+use conv::Before;
 use layer::Layer;
 use markov::{Confidence, Markov};
+use selector::Selector;
 
 /// A kind of block drafter, by how its checkpoints name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockKind {
-    /// A block of masks, filled at once.
+    /// A block of masks, filled at once; or, in DFlash 2, chosen from the left of the best candidates.
     Dflash,
     /// DFlash's layers with a Markov head and a confidence head.
     Dspark,
@@ -83,6 +90,7 @@ pub struct BlockHead {
     softcap: Option<f32>,
     markov: Option<Markov>,
     confidence: Option<Confidence>,
+    selector: Option<Selector>,
     block_rows: usize,
     from_anchor: bool,
     mask_token: u32,
@@ -147,13 +155,24 @@ impl BlockHead {
         }
     }
 
+    /// Which of `n` rows begin a block, for a head whose layers have convolutions: what
+    /// [`BlockHead::forward`] takes, a value a row, `[n, 1]`.
+    pub fn starts(&self, b: &dyn Backend, n: usize, first: &[usize]) -> Option<Tensor> {
+        self.selector.as_ref()?;
+        // The sigmoid of these is exactly 1 and 0.
+        let (open, shut) = (1e4, -1e4);
+        let gate = (0..n).map(|row| if first.contains(&row) { shut } else { open });
+        Some(b.upload(n, 1, &gate.collect::<Vec<f32>>()))
+    }
+
     /// Runs the blocks of `batch`, whose tokens are a pending one and masks, and of which each
-    /// row sees the whole block: `z: [n, H]`.
+    /// row sees the whole block: `z: [n, H]`. `starts` is what [`BlockHead::starts`] gave for them.
     pub fn forward(
         &self,
         b: &dyn Backend,
         target: &dyn Target,
         batch: &Batch,
+        starts: Option<&Tensor>,
         memory: &mut Memory,
     ) -> Tensor {
         let mut x = match &self.embed {
@@ -166,8 +185,12 @@ impl BlockHead {
         }; // [n, H]
         let causal = (batch.rows_ahead() > 0).then(|| batch.causal());
         let causal = causal.as_ref().unwrap_or(batch);
+        let rows: Vec<usize> = (0..batch.n_rows())
+            .map(|row| row.saturating_sub(1))
+            .collect();
+        let before = starts.map(|gate| Before { rows: &rows, gate });
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(b, &x, (batch, causal), memory);
+            x = layer.forward(b, &x, (batch, causal), before.as_ref(), memory);
             b.note(format_args!("draft.layers.{i}.out"), &x);
         }
         let z = self.norm(b, &x, &self.norm);
@@ -215,6 +238,11 @@ impl BlockHead {
         previous: &[u32],
         state: Option<&Tensor>,
     ) -> (HeadLogits<'_>, Option<Tensor>) {
+        if let Some(selector) = &self.selector {
+            let scored = selector.select(b, &logits, z, previous);
+            b.note(format_args!("draft.after"), &scored.logits);
+            return (scored, None);
+        }
         let (logits, state) = match &self.markov {
             Some(markov) => {
                 let (bias, state) = markov.bias(b, z, previous, state);

@@ -98,6 +98,17 @@ impl<'a> Loader<'a> {
         Ok(self.b.matrix(&[stored]))
     }
 
+    /// The numbers of [`Loader::bare_matrix`], of all its axes.
+    pub(crate) fn bare_values(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<f32>, ModelError> {
+        let stored = self.checkpoint.matrix(&self.bare_name(name), rows, cols)?;
+        Ok(stored.to_f32())
+    }
+
     /// Parameters whose name has no `.weight`.
     pub(crate) fn bare(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
         Ok(self.checkpoint.vector(&self.bare_name(name), n)?)

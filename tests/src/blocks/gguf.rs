@@ -18,6 +18,25 @@ const NAMES: &[(&str, &str)] = &[
     ("markov_head.markov_w2.weight", "markov_w2.weight"),
     ("confidence_head.proj.weight", "conf_proj.weight"),
     ("confidence_head.proj.bias", "conf_proj.bias"),
+    (
+        "candidate_selector.hidden_projection.weight",
+        "selector_hidden.weight",
+    ),
+    (
+        "candidate_selector.predecessor_codebook",
+        "selector_predecessor.weight",
+    ),
+    (
+        "candidate_selector.successor_codebook",
+        "selector_successor.weight",
+    ),
+    ("attention_conv.base_kernel", "attn_conv_base"),
+    (
+        "attention_conv.kernel_projection.weight",
+        "attn_conv_proj.weight",
+    ),
+    ("mlp_conv.base_kernel", "ffn_conv_base"),
+    ("mlp_conv.kernel_projection.weight", "ffn_conv_proj.weight"),
     ("input_layernorm.weight", "attn_norm.weight"),
     ("self_attn.q_proj.weight", "attn_q.weight"),
     ("self_attn.k_proj.weight", "attn_k.weight"),
@@ -92,6 +111,16 @@ impl SeededBlock {
             let slides = Value::Array(Kind::Bool, slides.collect());
             keys.push(("attention.sliding_window", number("sliding_window")));
             keys.push(("attention.sliding_window_pattern", slides));
+        }
+        for key in [
+            "conv_kernel_size",
+            "conv_group_size",
+            "selector_rank",
+            "selector_top_k",
+        ] {
+            if !self.field(key).is_null() {
+                keys.push((key, number(key)));
+            }
         }
         let keys = keys.into_iter();
         let mut all: Vec<_> = keys.map(|(k, v)| (format!("dflash.{k}"), v)).collect();

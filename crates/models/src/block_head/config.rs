@@ -44,6 +44,10 @@ pub(super) struct Config {
     #[serde(default)]
     pub(super) markov_rank: usize,
     markov_head_type: Option<String>,
+    conv_kernel_size: Option<usize>,
+    conv_group_size: Option<usize>,
+    selector_rank: Option<usize>,
+    selector_top_k: Option<usize>,
     #[serde(default)]
     pub(super) enable_confidence_head: bool,
     #[serde(default)]
@@ -78,6 +82,22 @@ impl Config {
             "confidence_head_with_markov needs a markov_rank".into()
         })?;
         Ok((config, shape))
+    }
+
+    /// Rows of a kernel and columns of a group of its convolutions, and rank and candidates of
+    /// its selector, of a DFlash 2 head.
+    pub(super) fn dflash2(&self) -> Result<[usize; 4], ModelError> {
+        let size = |value: Option<usize>, name: &str| {
+            value.filter(|&n| n > 0).ok_or_else(|| ModelError::Config {
+                message: format!("{name} is missing, which a DFlash 2 head needs"),
+            })
+        };
+        Ok([
+            size(self.conv_kernel_size, "conv_kernel_size")?,
+            size(self.conv_group_size, "conv_group_size")?,
+            size(self.selector_rank, "selector_rank")?,
+            size(self.selector_top_k, "selector_top_k")?,
+        ])
     }
 
     /// The type of its Markov head, if it has one.

@@ -8,9 +8,12 @@
 //! x = (x + rms(mlp(rms(x)))) layer_scalar   gated with GELU
 //! ```
 //!
+//! DFlash 2 has convolutions before and after either sublayer of Qwen 3 (`conv.rs`).
+//!
 //! Layers of Gemma 4 attend as its full layers do, with their head size and rotary frequencies,
 //! and may take their values from the key projection.
 
+use super::conv::{Before, ConvShape, Convolution};
 use crate::gemma4;
 use crate::head_config::{LayerConfig, remember};
 use crate::layers::{GatedMlp, Loader};
@@ -45,6 +48,8 @@ pub(super) struct Layer {
     pre_mlp_norm: Tensor,
     mlp: GatedMlp,
     sandwich: Option<Sandwich>,
+    /// Around attention and the feed-forward block.
+    convolutions: Option<[Convolution; 2]>,
     eps: f32,
 }
 
@@ -88,20 +93,24 @@ impl Layer {
         b.matmul(&b.attend(&q, kv, &self.attention, seen), &self.o)
     }
 
-    /// The layer over `x: [n, H]`. `causal` is the batch in which no row sees later ones.
+    /// The layer over `x: [n, H]`. `causal` is the batch in which no row sees later ones; `before`
+    /// tells the rows before those of `x`, where the layer has convolutions.
     pub(super) fn forward(
         &self,
         b: &dyn Backend,
         x: &Tensor,
         batches: (&Batch, &Batch),
+        before: Option<&Before<'_>>,
         memory: &mut Memory,
     ) -> Tensor {
-        let a = self.attend(b, &self.norm(b, x, &self.input_norm), batches, memory); // [n, H]
+        let h = self.norm(b, x, &self.input_norm);
+        let a = self.around(b, 0, h, before, |h| self.attend(b, h, batches, memory)); // [n, H]
         let x = match &self.sandwich {
             Some(own) => b.add(self.norm(b, &a, &own.post_attention_norm), x),
             None => b.add(a, x),
         };
-        let m = self.mlp.forward(b, &self.norm(b, &x, &self.pre_mlp_norm));
+        let h = self.norm(b, &x, &self.pre_mlp_norm);
+        let m = self.around(b, 1, h, before, |h| self.mlp.forward(b, h));
         match &self.sandwich {
             Some(own) => {
                 let x = b.add(self.norm(b, &m, &own.post_mlp_norm), &x);
@@ -109,6 +118,23 @@ impl Layer {
             }
             None => b.add(m, &x),
         }
+    }
+
+    /// `sublayer(h)`, with convolutions `i` around it where the layer has them.
+    fn around(
+        &self,
+        b: &dyn Backend,
+        i: usize,
+        h: Tensor,
+        before: Option<&Before<'_>>,
+        sublayer: impl FnOnce(&Tensor) -> Tensor,
+    ) -> Tensor {
+        let Some(convolutions) = &self.convolutions else {
+            return sublayer(&h);
+        };
+        let before = before.expect("the rows before those of a block");
+        let (h, added) = convolutions[i].before(b, &h, before);
+        convolutions[i].after(b, &sublayer(&h), &added, before)
     }
 }
 
@@ -170,6 +196,7 @@ impl Shape {
     pub(super) fn load(
         &self,
         at: &Loader<'_>,
+        convolutions: Option<&ConvShape>,
         is_causal: impl Fn(bool) -> bool,
     ) -> Result<(Vec<Layer>, MemoryPlan), ModelError> {
         match self {
@@ -178,10 +205,13 @@ impl Shape {
                 let rope = config.rope()?;
                 let layers = places.into_iter().enumerate().map(|(i, place)| {
                     let is_causal = is_causal(place.0.window.is_some());
-                    load_qwen(&at.at(i), config, place, &rope, is_causal)
+                    load_qwen(&at.at(i), config, place, (&rope, convolutions), is_causal)
                 });
                 Ok((layers.collect::<Result<_, _>>()?, plan))
             }
+            Shape::Gemma(_) if convolutions.is_some() => Err(ModelError::Unsupported {
+                feature: "a DFlash 2 head of Gemma 4's layers".into(),
+            }),
             Shape::Gemma(config) => {
                 let (head_dim, kv_heads) = config.heads(gemma4::LayerType::Full);
                 let n = config.num_hidden_layers;
@@ -236,13 +266,20 @@ fn load_qwen(
     at: &Loader<'_>,
     config: &LayerConfig,
     (attention, kv): (Attention, usize),
-    rope: &Rope,
+    (rope, convolutions): (&Rope, Option<&ConvShape>),
     is_causal: bool,
 ) -> Result<Layer, ModelError> {
     let (hidden, e) = (config.hidden_size, config.head_dim());
     let (q_out, kv_out) = (config.num_attention_heads * e, config.kv_heads() * e);
     let inner = config.intermediate_size;
     let own = at.at("self_attn");
+    let convolutions = match convolutions {
+        Some(shape) => Some([
+            Convolution::load(&at.at("attention_conv"), shape)?,
+            Convolution::load(&at.at("mlp_conv"), shape)?,
+        ]),
+        None => None,
+    };
     Ok(Layer {
         q: own.matrix("q_proj", q_out, hidden)?,
         k: own.matrix("k_proj", kv_out, hidden)?,
@@ -258,6 +295,7 @@ fn load_qwen(
         pre_mlp_norm: at.vector("post_attention_layernorm", hidden)?,
         mlp: GatedMlp::load(&at.at("mlp"), hidden, inner, Activation::Silu)?,
         sandwich: None,
+        convolutions,
         eps: config.rms_norm_eps,
     })
 }
@@ -309,6 +347,7 @@ fn load_gemma(
             post_mlp_norm: at.vector("post_feedforward_layernorm", hidden)?,
             scalar,
         }),
+        convolutions: None,
         eps: config.rms_norm_eps,
     })
 }

@@ -1,16 +1,18 @@
 //! Loading a block drafter: which tensors a checkpoint holds, and of which shapes.
 
 use super::config::Config;
+use super::conv::ConvShape;
 use super::markov::{Confidence, Markov};
+use super::selector::Selector;
 use super::{BlockHead, BlockKind};
 use crate::census;
 use crate::head_config::{check_target, draft_ids, unpaired};
 use crate::layers::Loader;
-use crate::{ModelError, Target};
+use crate::{ModelError, Target, require};
 use backend::{Backend, TokenList};
 use weights::Checkpoint;
 
-/// The architecture of DFlash 2 heads, which are not implemented.
+/// The architecture of DFlash 2 heads.
 pub(super) const DFLASH2: &str = "DFlash2DraftModel";
 
 /// Tensors of training that a draft does without: copies of the target's, and which of the
@@ -45,9 +47,23 @@ impl BlockHead {
             let what = "hidden size, without embeddings and output matrix of its own,";
             return Err(unpaired(what, hidden, width));
         }
-        let (layers, plan) = shape.load(&load.at("layers"), |window| config.is_causal(window))?;
+        let second = checkpoint.architecture()? == DFLASH2;
+        let second = second.then(|| config.dflash2()).transpose()?;
+        let convolutions = second.map(|[taps, size, ..]| ConvShape::new(b, hidden, taps, size));
+        let convolutions = convolutions.transpose()?;
+        let (layers, plan) = shape.load(&load.at("layers"), convolutions.as_ref(), |window| {
+            config.is_causal(window)
+        })?;
         let n_draft = config.draft_vocab_size.unwrap_or(vocab);
         let ids = draft_ids(checkpoint, n_draft, vocab)?;
+        require(
+            second.is_none() || ids.is_none() && config.markov_rank == 0,
+            || "a DFlash 2 head with a draft vocabulary or a Markov head".into(),
+        )?;
+        let selector = second.map(|[.., rank, top_k]| {
+            let at = load.at("candidate_selector");
+            Selector::load(&at, [rank, top_k], [hidden, vocab])
+        });
         let optional = |is: bool, name: &str, rows: usize| {
             let matrix = is.then(|| load.matrix(name, rows, hidden));
             matrix.transpose()
@@ -67,6 +83,7 @@ impl BlockHead {
             softcap: config.final_logit_softcapping,
             markov: Markov::load(&load.at("markov_head"), &config, [hidden, vocab, n_draft])?,
             confidence: Confidence::load(&load.at("confidence_head"), &config, hidden)?,
+            selector: selector.transpose()?,
             block_rows: config.block_size,
             from_anchor: config
                 .sample_from_anchor
@@ -82,8 +99,7 @@ impl BlockHead {
     }
 }
 
-/// An error unless heads of architecture `found` are of `kind`, and of parts that are
-/// implemented.
+/// An error unless heads of architecture `found` are of `kind`.
 fn check_kind(found: &str, kind: BlockKind) -> Result<(), ModelError> {
     let known = kind.head();
     if !known.architectures.contains(&found) {
@@ -91,13 +107,6 @@ fn check_kind(found: &str, kind: BlockKind) -> Result<(), ModelError> {
         return Err(ModelError::MissingHead(format!(
             "architecture `{found}` is no {name} head; known are {all}"
         )));
-    }
-    if found == DFLASH2 {
-        let feature = format!(
-            "a DFlash 2 head (`{found}`), whose convolutions and candidate selector are not \
-             implemented (take a DFlash or DSpark head of the same target),"
-        );
-        return Err(ModelError::Unsupported { feature });
     }
     Ok(())
 }

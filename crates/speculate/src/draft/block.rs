@@ -108,6 +108,7 @@ impl Block {
         let (b, head) = (target.b, &self.head);
         let mut batch = Batch::default();
         let (mut active, mut first, mut n) = (Vec::new(), Vec::new(), Vec::new());
+        let mut starts = Vec::new();
         for r in wanting(requests, 0) {
             let request = &mut requests[r];
             let sequence = &mut request.state.of::<HeadState>().sequence;
@@ -128,14 +129,17 @@ impl Block {
                 row.sees.end = end;
             }
             active.push(r);
+            starts.push(start);
             first.push(start + head.first_guess());
             n.push(guesses);
         }
         if active.is_empty() {
             return None;
         }
-        let mut made = b.step(self.key.part("block"), &batch, &[], &mut |_| {
-            vec![head.forward(b, target.model, &batch, memory)]
+        let starts = head.starts(b, batch.n_rows(), &starts);
+        let inputs: Vec<&Tensor> = starts.iter().collect();
+        let mut made = b.step(self.key.part("block"), &batch, &inputs, &mut |x| {
+            vec![head.forward(b, target.model, &batch, x.first().copied(), memory)]
         });
         for &r in &active {
             let request = &mut requests[r];

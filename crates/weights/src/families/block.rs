@@ -1,6 +1,7 @@
 //! Block drafters, DFlash and DSpark heads of Qwen 3's layers, for any target (`checkpoints.md` §4.3).
 //!
-//! DSpark heads are files of either architecture: what makes them such is their Markov head.
+//! Files of DSpark and DFlash 2 heads are of the same architecture: what makes them such is their
+//! Markov head, and their candidate selector.
 
 use super::{Family, PLAIN};
 use crate::gguf::Edit::*;
@@ -19,6 +20,21 @@ pub(super) const HEAD: Family = Family {
         ("d2t", "d2t", Absolute),
         ("markov_w1.weight", "markov_head.markov_w1.weight", Same),
         ("markov_w2.weight", "markov_head.markov_w2.weight", Same),
+        (
+            "selector_hidden.weight",
+            "candidate_selector.hidden_projection.weight",
+            Same,
+        ),
+        (
+            "selector_predecessor.weight",
+            "candidate_selector.predecessor_codebook",
+            Same,
+        ),
+        (
+            "selector_successor.weight",
+            "candidate_selector.successor_codebook",
+            Same,
+        ),
         ("conf_proj.weight", "confidence_head.proj.weight", Same),
         ("conf_proj.bias", "confidence_head.proj.bias", Same),
     ],
@@ -30,6 +46,18 @@ pub(super) const HEAD: Family = Family {
         ("attn_output.weight", "self_attn.o_proj.weight", Same),
         ("attn_q_norm.weight", "self_attn.q_norm.weight", Same),
         ("attn_k_norm.weight", "self_attn.k_norm.weight", Same),
+        ("attn_conv_base", "attention_conv.base_kernel", Same),
+        (
+            "attn_conv_proj.weight",
+            "attention_conv.kernel_projection.weight",
+            Same,
+        ),
+        ("ffn_conv_base", "mlp_conv.base_kernel", Same),
+        (
+            "ffn_conv_proj.weight",
+            "mlp_conv.kernel_projection.weight",
+            Same,
+        ),
         ("ffn_norm.weight", "post_attention_layernorm.weight", Same),
         ("ffn_gate.weight", "mlp.gate_proj.weight", Same),
         ("ffn_up.weight", "mlp.up_proj.weight", Same),
@@ -45,8 +73,10 @@ const CONFIDENCE: &str = "conf_proj.weight";
 fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
     let size = |key| file.size(key);
     let cols = |tensor| (file.shape)(tensor).and_then(|shape| shape.last().copied());
+    let is_second = file.has("selector_hidden.weight");
+    let causal = file.get("attention.causal").and_then(|v| v.as_bool());
     let architecture = match () {
-        () if file.size("selector_rank").is_some_and(|rank| rank > 0) => "DFlash2DraftModel",
+        () if is_second => "DFlash2DraftModel",
         () if file.has(MARKOV) || file.architecture == "dspark" => "DSparkDraftModel",
         () => "DFlashDraftModel",
     };
@@ -79,7 +109,12 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
         },
         "layer_types": windows,
         "sliding_window": size("attention.sliding_window").filter(|rows| *rows > 0),
-        "is_causal": file.get("attention.causal").and_then(|v| v.as_bool()),
+        // Rows of a DFlash 2 block see each other in windows, too, and files do not say so.
+        "is_causal": causal.or(is_second.then_some(false)),
+        "conv_kernel_size": size("conv_kernel_size"),
+        "conv_group_size": size("conv_group_size"),
+        "selector_rank": size("selector_rank"),
+        "selector_top_k": size("selector_top_k"),
         "block_size": size("block_size").ok_or_else(|| missing(file, "block_size"))?,
         "mask_token_id": said.and_then(|id| id.as_u64()),
         "target_layer_ids": tapped(file)?,
