@@ -283,6 +283,21 @@ def flat(config):
     return config
 
 
+class Target:
+    """What a DFlash head has of its target, a Gemma 4: embeddings as the target reads them, and its scores."""
+
+    def __init__(self, name):
+        folder = HERE / "checkpoints" / name
+        self.table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+        self.cap = json.loads((folder / "config.json").read_text())["final_logit_softcapping"]
+
+    def embed(self, ids):
+        return self.table[ids] * self.table.shape[1] ** 0.5
+
+    def logits(self, hidden):
+        return torch.tanh(hidden @ self.table.T / self.cap) * self.cap
+
+
 def dflash(case, folder):
     sys.path.insert(0, str(folder))
     from dflash.model import DFlashDraftModel
@@ -291,18 +306,17 @@ def dflash(case, folder):
     own = config["dflash_config"]
     model = DFlashDraftModel(flat(config)).eval()
     shapes = fill(model)
-    target = load_file(HERE / "checkpoints" / case["target"] / "model.safetensors")
-    table = target["model.embed_tokens.weight"]
+    target = Target(case["target"])
     ids = block({**config, **own})
     hidden = model(
         position_ids=torch.arange(N_ROWS + config["block_size"])[None],
-        noise_embedding=table[ids],
+        noise_embedding=target.embed(ids),
         target_hidden=taps(len(own["target_layer_ids"])),
         past_key_values=DynamicCache(),
         use_cache=True,
         is_causal=False,
     )[0]
-    after = hidden[1:] @ table.T
+    after = target.logits(hidden[1:])
     return shapes, {"hidden": hidden, "after": after, "tokens": after.argmax(-1)}
 
 
@@ -363,17 +377,16 @@ def dflash2(case, folder):
         layer.mlp.forward = layer.mlp_conv.around(layer.mlp.forward)
     model.candidate_selector = Selector(hidden, config["vocab_size"], own["selector_rank"])
     shapes = fill(model)
-    target = load_file(HERE / "checkpoints" / case["target"] / "model.safetensors")
-    table = target["model.embed_tokens.weight"]
+    target = Target(case["target"])
     rows = model(
         position_ids=torch.arange(N_ROWS + config["block_size"])[None],
-        noise_embedding=table[block({**config, **own})],
+        noise_embedding=target.embed(block({**config, **own})),
         target_hidden=taps(len(own["target_layer_ids"])),
         past_key_values=DynamicCache(),
         use_cache=True,
         is_causal=False,
     )[0]
-    tokens, after = model.candidate_selector.walk(rows[1:], rows[1:] @ table.T, own["selector_top_k"])
+    tokens, after = model.candidate_selector.walk(rows[1:], target.logits(rows[1:]), own["selector_top_k"])
     return shapes, {"hidden": rows, "after": after, "tokens": tokens}
 
 

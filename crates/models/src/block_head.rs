@@ -16,11 +16,12 @@
 //! (`conv.rs`, `selector.rs`).
 //!
 //! Rows of a block see each other, but in causal layers. Queries and keys are normed by head and
-//! turned by the target's positions. Layers are those of Qwen 3 or of Gemma 4. A DSpark head's row `i` guesses the token after it; a DFlash
-//! head's row `i` its own token, so that row 0, the pending token's, guesses nothing. A confidence
-//! is how likely the target keeps the guess if it has kept all before it. Embeddings and output
-//! matrix are the target's where the head has none. The head remembers `K` and `V` of `c` and of
-//! no guess: a block's rows are forgotten when it has run.
+//! turned by the target's positions. Layers are those of Qwen 3 or of Gemma 4. A DSpark head's row
+//! `i` guesses the token after it; a DFlash head's row `i` its own token, so that row 0, the
+//! pending token's, guesses nothing. A confidence is how likely the target keeps the guess if it
+//! has kept all before it. Embeddings, as the target scales them, and output matrix are the
+//! target's where the head has none. The head remembers `K` and `V` of `c` and of no guess: a
+//! block's rows are forgotten when it has run.
 //!
 //! Letters: `n` rows, `H` hidden size, `A` taps, `B` rows of a block, `r` Markov rank, `D` draft
 //! vocabulary. Sampling and the use of confidences are the drafter's.
@@ -80,7 +81,7 @@ pub struct BlockHead {
     norm: Tensor,
     /// Absent where the target's embeddings are used.
     embed: Option<Matrix>,
-    /// The factor of the table's rows.
+    /// The factor of the table's rows, or of those that the target reads.
     input_scale: f32,
     /// Absent where the target's output matrix is used.
     lm_head: Option<Matrix>,
@@ -179,8 +180,10 @@ impl BlockHead {
             Some(table) => b.embed(table, &batch.tokens, self.input_scale),
             None => {
                 let x = target.embed(b, &batch.tokens);
-                let factor = self.input_scale / target.embed_scale();
-                if factor == 1.0 { x } else { b.scale(x, factor) }
+                match self.input_scale {
+                    1.0 => x,
+                    factor => b.scale(x, factor),
+                }
             }
         }; // [n, H]
         let causal = (batch.rows_ahead() > 0).then(|| batch.causal());
@@ -207,6 +210,8 @@ impl BlockHead {
     pub fn logits(&self, b: &dyn Backend, target: &dyn Target, z: &Tensor) -> Tensor {
         let logits = match &self.lm_head {
             Some(lm_head) => b.matmul(z, lm_head),
+            // The target's own scores, then, so that noise chooses of both alike.
+            None if self.output_scale == 1.0 && self.softcap.is_none() => target.logits(b, z),
             None => target.uncapped_logits(b, z),
         }; // [n, D]
         let logits = match self.output_scale {

@@ -68,6 +68,7 @@ impl BlockHead {
             let matrix = is.then(|| load.matrix(name, rows, hidden));
             matrix.transpose()
         };
+        let own_scale = if has_embed { shape.embed_scale() } else { 1.0 };
         let head = BlockHead {
             kind,
             fc: load.matrix("fc", hidden, taps.len() * width)?,
@@ -75,7 +76,7 @@ impl BlockHead {
             layers,
             norm: load.vector("norm", hidden)?,
             embed: optional(has_embed, "embed_tokens", vocab)?,
-            input_scale: config.input_embedding_scale.unwrap_or(shape.embed_scale()),
+            input_scale: config.input_embedding_scale.unwrap_or(own_scale),
             // A draft vocabulary of its own has scores of its own.
             lm_head: optional(has_output || ids.is_some(), "lm_head", n_draft)?,
             list: ids.map(|ids| TokenList::new(b, ids)),
