@@ -12,8 +12,8 @@ use quant::Scalar;
 use serde_json::{Value, json};
 use speculate::draft::{Chained, DraftRequest, DraftState, TargetView};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use suites::files::Files;
 use suites::{Rng, repository};
 use weights::Checkpoint;
 
@@ -21,63 +21,6 @@ const DENSE: &str = "gemma4-dense";
 
 fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(&repository("tests/golden/checkpoints").join(name)).unwrap()
-}
-
-/// A checkpoint's files, to be changed.
-struct Files {
-    config: Value,
-    /// Type, shape and bytes by name.
-    tensors: BTreeMap<String, (String, Vec<usize>, Vec<u8>)>,
-}
-
-impl Files {
-    fn open(name: &str) -> Files {
-        let folder = repository("tests/golden/checkpoints").join(name);
-        let read = |file| std::fs::read(folder.join(file)).unwrap();
-        let bytes = read("model.safetensors");
-        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-        let tensor = |(name, entry): (String, Value)| {
-            let at = |i: usize| 8 + n + entry["data_offsets"][i].as_u64().unwrap() as usize;
-            let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
-            let dtype = entry["dtype"].as_str().unwrap().to_owned();
-            (name, (dtype, shape, bytes[at(0)..at(1)].to_vec()))
-        };
-        Files {
-            config: serde_json::from_slice(&read("config.json")).unwrap(),
-            tensors: header
-                .into_iter()
-                .filter(|(name, _)| name != "__metadata__")
-                .map(tensor)
-                .collect(),
-        }
-    }
-
-    fn checkpoint(&self) -> Checkpoint {
-        let mut header = serde_json::Map::new();
-        let mut data = Vec::<u8>::new();
-        for (name, (dtype, shape, bytes)) in &self.tensors {
-            let range = [data.len(), data.len() + bytes.len()];
-            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": range});
-            header.insert(name.clone(), entry);
-            data.extend(bytes);
-        }
-        let header = serde_json::to_vec(&header).unwrap();
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header);
-        file.extend(data);
-        let files = vec![("model.safetensors".to_owned(), file.into())];
-        Checkpoint::from_bytes(&self.config.to_string(), files).unwrap()
-    }
-
-    fn rename(&mut self, from: &str, to: &str) {
-        let tensors = std::mem::take(&mut self.tensors);
-        let renamed = |(name, tensor): (String, _)| match name.strip_prefix(from) {
-            Some(rest) => (format!("{to}{rest}"), tensor),
-            None => (name, tensor),
-        };
-        self.tensors = tensors.into_iter().map(renamed).collect();
-    }
 }
 
 fn size(sequences: usize) -> MemorySize {
@@ -287,6 +230,10 @@ fn a_head_that_does_not_fit_is_refused_by_name() {
             "tapped layer is 6, the target's is one of 5 layers",
         ),
         (|f| taps(f, json!([])), "0 tapped layers"),
+        (
+            |f| f.config["num_aux_hidden_states"] = json!(4),
+            "num_aux_hidden_states is 4, and there are 3 tapped layers",
+        ),
         (
             |f| taps(f, json!([1, 2])),
             "tensor `fc.weight` has shape [32, 96]",

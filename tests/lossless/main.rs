@@ -20,6 +20,7 @@ mod edge;
 mod edits;
 mod gpu;
 mod guesses;
+mod heads;
 mod kept;
 mod long;
 mod media;

@@ -4,6 +4,7 @@
 
 pub mod blocks;
 pub mod drawing;
+pub mod files;
 pub mod projector;
 
 use backend::{

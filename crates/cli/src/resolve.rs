@@ -3,7 +3,8 @@
 //! ```text
 //! -m      bundled name → folder → ORG/NAME in the hub cache
 //! drafter the table `hub::known` by name, then every draft head of the hub cache whose
-//!         configuration fits, and heads that were fetched alone
+//!         configuration fits, heads that were fetched alone, and MTP heads in folders beside
+//!         the model; MTP heads that are quantized as the model is come first
 //! ```
 //!
 //! Names and configurations only suggest a drafter; whether it fits is proven when it is
@@ -241,7 +242,48 @@ fn drafters(name: &str, folder: &Path) -> (Vec<Source>, Option<String>) {
             add(snapshot);
         }
     }
+    mtp_heads_beside(folder, &target).into_iter().for_each(add);
+    let is_matched = |head: &PathBuf| {
+        let head = config(head);
+        is_mtp(&head) && precision(&head) == precision(&target)
+    };
+    found.sort_by_cached_key(|head| !is_matched(head));
     (found.into_iter().map(Source::Folder).collect(), advice)
+}
+
+/// Folders beside that of a target, called MTP heads by their names and their configurations, of
+/// the target's width; by name.
+fn mtp_heads_beside(folder: &Path, target: &Value) -> Vec<PathBuf> {
+    let whole = folder.canonicalize().ok();
+    let entries = whole.as_deref().and_then(Path::parent);
+    let entries = entries.and_then(|parent| parent.read_dir().ok());
+    let paths = entries.into_iter().flatten().filter_map(Result::ok);
+    let is_called_so = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.to_lowercase().contains("mtp")
+    };
+    let mut heads: Vec<PathBuf> = paths.map(|e| e.path()).filter(is_called_so).collect();
+    heads.retain(|path| {
+        let head = config(path);
+        is_mtp(&head) && is_head_for(&head, target)
+    });
+    heads.sort();
+    heads
+}
+
+/// Whether a configuration is that of an MTP head published alone.
+fn is_mtp(config: &Value) -> bool {
+    let model_type = config["model_type"].as_str();
+    model_type.is_some_and(|t| t.ends_with("_mtp"))
+}
+
+/// How the matrices of a checkpoint are quantized, by its configuration: mode and bits, or nothing
+/// of one whose matrices are not.
+fn precision(config: &Value) -> Option<(&str, u64)> {
+    let own = ["quantization", "quantization_config"];
+    let own = own.iter().find_map(|key| config.get(*key))?;
+    let mode = own["mode"].as_str().or(own["quant_method"].as_str());
+    Some((mode.unwrap_or("affine"), own["bits"].as_u64().unwrap_or(0)))
 }
 
 /// Whether the checkpoint in `folder` has an MTP head.
@@ -286,6 +328,45 @@ fn config(folder: &Path) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_head_that_is_quantized_as_the_model_is_comes_first() {
+        let root = std::env::temp_dir().join(format!("paceline-heads-{}", std::process::id()));
+        let folder = |name: &str, config: Value| {
+            let path = root.join(name);
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("config.json"), config.to_string()).unwrap();
+            path
+        };
+        let of = |model_type: &str, hidden: u64, quantization: Value| {
+            let text = serde_json::json!({"hidden_size": hidden});
+            let mut config = serde_json::json!({"model_type": model_type, "text_config": text});
+            config["quantization"] = quantization;
+            config
+        };
+        let bits = |n: u64| serde_json::json!({"bits": n, "group_size": 64, "mode": "affine"});
+        let target = folder("M-8bit", of("qwen3_5", 64, bits(8)));
+        let mut plain = of("qwen3_5_mtp", 64, Value::Null);
+        plain.as_object_mut().unwrap().remove("quantization");
+        let heads = [
+            folder("M-MTP", plain),
+            folder("M-MTP-4bit", of("qwen3_5_mtp", 64, bits(4))),
+            folder("M-MTP-8bit", of("qwen3_5_mtp", 64, bits(8))),
+        ];
+        folder("other-mtp", of("qwen3_5_mtp", 32, bits(8)));
+        folder("notes-on-mtp", of("qwen3_5", 64, bits(8)));
+        let (found, _) = drafters("M-8bit", &target);
+        let found: Vec<PathBuf> = found
+            .into_iter()
+            .filter_map(|source| match source {
+                Source::Folder(path) if path.starts_with(root.canonicalize().ok()?) => Some(path),
+                _ => None,
+            })
+            .collect();
+        let [whole, four, eight] = heads.map(|path| path.canonicalize().unwrap());
+        assert_eq!(found, [eight, whole, four]);
+        std::fs::remove_dir_all(root).unwrap();
+    }
 
     #[test]
     fn names_are_near_or_not() {

@@ -40,6 +40,15 @@ impl<'a> Recipe<'a> {
             return;
         }
         other.keep_head();
+        // How the head is to be used goes with it.
+        match other.config.get_mut(weights::MTP_CONTRACT) {
+            Some(contract) => self.config[weights::MTP_CONTRACT] = contract.take(),
+            None => drop(
+                self.config
+                    .as_object_mut()
+                    .map(|c| c.remove(weights::MTP_CONTRACT)),
+            ),
+        }
         self.items.retain(|item| !is_head(item));
         self.items.extend(other.items);
         let text = self.config.get("text_config");

@@ -52,7 +52,7 @@ pub fn convert(checkpoint: &Checkpoint) -> Result<Recipe<'_>, ConvertError> {
     for name in checkpoint.weight_names() {
         items.extend(layout(checkpoint, name, form)?);
     }
-    let mut config = checkpoint.config().clone();
+    let mut config = checkpoint.whole_config();
     if form.drops_text
         && let Some(Value::String(kind)) = config.get_mut("model_type")
     {

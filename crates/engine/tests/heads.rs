@@ -414,24 +414,82 @@ fn heads_that_load_and_guess_wrong_are_dead() {
     );
 }
 
+/// The bundled head with its left and right columns exchanged and a manifest that says so is the
+/// same head: without its manifest it guesses nothing right.
 #[test]
-fn a_manifest_that_asks_for_other_rows_is_obeyed_or_refused() {
-    for (key, value) in [
-        ("hidden_variant", "pre_norm"),
-        ("concat_order", "hidden_embedding"),
-    ] {
+fn a_manifest_that_asks_for_another_order_is_obeyed() {
+    let contract = json!({"concat_order": "hidden_embedding", "new": 1});
+    let guesses = |copy: &Copy| {
+        let model = copy.load(mtp()).unwrap();
+        model.info.preflight.result().unwrap().guesses.unwrap()
+    };
+    let plain = Copy::of(QWEN, "in-order");
+    let swapped = Copy::of(QWEN, "hidden-first").each("mtp.fc.", swap_halves);
+    let manifest = json!({"mtp_contract": contract}).to_string();
+    fs::write(swapped.0.join("mtplx_runtime.json"), manifest).unwrap();
+    assert_eq!(guesses(&swapped), guesses(&plain));
+    let said = Copy::of(QWEN, "hidden-first-config")
+        .each("mtp.fc.", swap_halves)
+        .json("config.json", |c| {
+            c["mtplx_mtp_contract"] = contract.clone()
+        });
+    // Files that were made later count more.
+    let manifest = json!({"mtp_contract": {"concat_order": "embedding_hidden"}}).to_string();
+    fs::write(said.0.join("mtplx_runtime.json"), manifest).unwrap();
+    assert_eq!(guesses(&said), guesses(&plain));
+}
+
+#[test]
+fn a_head_in_one_file_drafts_as_its_neighbors_say() {
+    let target = Copy::of(QWEN, "one-file");
+    let folder = target.0.join("head");
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("head.safetensors");
+    let mut tensors = read(&target.0.join("model.safetensors"));
+    tensors.retain(|t| t.name.contains("mtp."));
+    let choice = || DraftChoice::Named("mtp", Some(Source::Folder(file.clone())));
+    write(&file, &tensors);
+    let guesses = |model: Model| model.info.preflight.result().unwrap().guesses.unwrap();
+    let own = guesses(target.load(mtp()).unwrap());
+    assert_eq!(guesses(target.load(choice()).unwrap()), own);
+    for t in tensors.iter_mut().filter(|t| t.name.contains("mtp.fc.")) {
+        swap_halves(t);
+    }
+    write(&file, &tensors);
+    let error = target.load(choice()).err().expect("refused");
+    has(&error, &["its guesses are not this target's"]);
+    let manifest = json!({"mtp_contract": {"concat_order": "hidden_embedding"}}).to_string();
+    fs::write(folder.join("mtplx_runtime.json"), manifest).unwrap();
+    assert_eq!(guesses(target.load(choice()).unwrap()), own);
+}
+
+#[test]
+fn a_manifest_that_asks_for_other_rows_is_obeyed() {
+    let plain = Copy::of(QWEN, "post_norm");
+    let manifest = json!({"mtp_contract": {"hidden_variant": "post_norm", "new": 1}}).to_string();
+    fs::write(plain.0.join("mtplx_runtime.json"), manifest).unwrap();
+    let by_position = |copy: &Copy| {
+        let engine = Engine::start(copy.load(mtp()).unwrap(), EngineOptions::default());
+        let prompt = engine.text().encode_prompt("The dog went to the park.");
+        let mut request = Request::new(prompt.unwrap());
+        request.max_tokens = Some(48);
+        request.draft = Some(engine::DraftLength::Fixed(3));
+        let (text, _, outcome) = engine.complete(request).unwrap();
+        (text, outcome.speculation.by_position)
+    };
+    let (text, by_rows) = by_position(&plain);
+    for key in ["hidden_variant", "base_hidden_variant"] {
         let copy = Copy::of(QWEN, key);
-        let manifest = json!({"mtp_contract": {key: value}}).to_string();
+        let manifest = json!({"mtp_contract": {key: "pre_norm"}}).to_string();
         fs::write(copy.0.join("mtplx_runtime.json"), manifest).unwrap();
-        has(
-            &copy.refused(mtp()),
-            &[&format!("asks for `{key}: {value}`")],
+        let (same, other) = by_position(&copy);
+        assert_eq!(same, text, "guesses change no token");
+        assert_ne!(
+            format!("{other:?}"),
+            format!("{by_rows:?}"),
+            "{key} is obeyed"
         );
     }
-    let copy = Copy::of(QWEN, "post_norm");
-    let manifest = json!({"mtp_contract": {"hidden_variant": "post_norm", "new": 1}}).to_string();
-    fs::write(copy.0.join("mtplx_runtime.json"), manifest).unwrap();
-    assert_eq!(copy.load(mtp()).unwrap().info.drafter, Some("mtp"));
 }
 
 #[test]

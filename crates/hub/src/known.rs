@@ -76,6 +76,8 @@ pub const KNOWN: &[Known] = &[
     head("Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
     whole("Qwen3.6-27B", "Youssofal/Qwen3.6-27B-MTPLX-Optimized-Speed"),
     head("Qwen3.6-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
+    head("Qwen3.8-27B", "Qwen/Qwen3.8-27B"),
+    spare("Qwen3.8-27B", "mlx-community/Qwen3.8-27B-MTP-4bit"),
 ];
 
 /// The drafters of the target called `name`, with or without its organization.
@@ -89,6 +91,8 @@ pub fn drafters(name: &str) -> Vec<&'static Known> {
             // A drafter is no target.
             && !model.contains("-assistant")
             && !model.contains("speculator")
+            && !model.contains("-mtp-")
+            && !model.ends_with("-mtp")
     };
     let longest = KNOWN.iter().filter(fits).map(|k| k.target.len()).max();
     KNOWN
@@ -117,12 +121,14 @@ mod tests {
             ),
             ("mlx-community/Qwen3.6-27B-4bit", "Qwen/Qwen3.6-27B"),
             ("Qwen3.6-35B-A3B-FP8", "Qwen/Qwen3.6-35B-A3B"),
+            ("mlx-community/Qwen3.8-27B-8bit", "Qwen/Qwen3.8-27B"),
         ] {
             let found = drafters(name);
             assert_eq!(found.first().map(|k| k.repository), Some(drafter), "{name}");
         }
         for name in [
             "google/gemma-4-E4B-it-assistant",
+            "mlx-community/Qwen3.8-27B-MTP-4bit",
             "Qwen/Qwen3.5-2B5",
             "gemma-4-E4B",
             "x/y",

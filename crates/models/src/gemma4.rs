@@ -29,9 +29,11 @@ pub(crate) const FAMILY: Family = Family {
     names: &[
         "Gemma4ForCausalLM",
         "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForCausalLM",
         "Gemma4UnifiedForConditionalGeneration",
         "gemma4_text",
         "gemma4",
+        "gemma4_unified_text",
         "gemma4_unified",
     ],
     load: |b, checkpoint| Ok(Box::new(Gemma4::load(b, checkpoint)?)),
@@ -59,6 +61,14 @@ impl QueryAttention {
     fn query(&self, b: &dyn Backend, q: Tensor, batch: &Batch) -> Tensor {
         let q = b.rms_norm(&q, Some(&self.q_norm), self.rope.head_dim, self.eps);
         b.rope(q, &self.rope, batch)
+    }
+
+    /// Hides from each row all keys but the newest `rows` before its own, where its window does not
+    /// hide as many.
+    pub(crate) fn narrow(&mut self, rows: usize) {
+        let window = rows.saturating_add(1);
+        let own = self.attention.window;
+        self.attention.window = Some(own.map_or(window, |own| own.min(window)));
     }
 
     /// Attention over what the layer's keys and values hold: `[n, H]`.

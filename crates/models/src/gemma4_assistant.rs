@@ -240,6 +240,15 @@ impl Gemma4Assistant {
         })
     }
 
+    /// Lets it read the newest `rows` rows of the target alone, and not all. What it guesses may
+    /// change; a step of a long text reads less.
+    #[must_use]
+    pub fn with_window(mut self, rows: usize) -> Self {
+        let layers = self.layers.iter_mut();
+        layers.for_each(|layer| layer.attention.narrow(rows));
+        self
+    }
+
     /// The tokens that it can score apart, from what [`Gemma4Assistant::step`] gives
     /// to be scored.
     pub fn shortlist(&self) -> Option<&Shortlist> {

@@ -127,10 +127,15 @@ pub trait ChainedHead: Send + Sync {
         memory: &mut Memory,
     ) -> Tensor;
 
-    /// The tokens that it can score apart, from what [`ChainedHead::forward`]
-    /// returned.
+    /// The tokens that [`ChainedHead::listed_logits`] scores apart.
     fn shortlist(&self) -> Option<&Shortlist> {
         None
+    }
+
+    /// Scores of the [`ChainedHead::shortlist`] after each of the rows that
+    /// [`ChainedHead::forward`] returned, if there is one.
+    fn listed_logits(&self, b: &dyn Backend, features: &Tensor) -> Option<HeadLogits<'_>> {
+        Some(self.shortlist()?.logits(b, features))
     }
 
     /// The tokens that [`ChainedHead::logits`] scores, if not all.

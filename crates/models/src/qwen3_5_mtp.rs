@@ -8,7 +8,8 @@
 //!
 //! `h_p` is the trunk's hidden row after its final norm; chained on itself, the
 //! head takes `m` instead. It keeps keys and values of its own, one row for each
-//! `p`. Embeddings and output head are the target's.
+//! `p`. Embeddings and output head are the target's. Writers of some heads ask for rows
+//! before these norms, or for `h_p` on the left ([`Contract`]).
 
 use crate::census::{self, Census};
 use crate::layers::Loader;
@@ -28,6 +29,9 @@ pub struct Qwen35Mtp {
     hidden_norm: Tensor,
     layer: FullLayer,
     norm: Tensor,
+    contract: Contract,
+    /// What enters the target's final norm, if the head reads that.
+    taps: Vec<usize>,
     shortlist: Option<Shortlist>,
     kv_layer: (usize, usize),
     eps: f32,
@@ -44,22 +48,28 @@ fn paired(target: &dyn Target) -> Result<&Qwen35, ModelError> {
         })
 }
 
-/// Refuses a head whose writer wants it to be used in another way than this one
-/// (`checkpoints.md` §2.5). Values that nobody knows mean nothing.
-fn obey_manifest(checkpoint: &Checkpoint) -> Result<(), ModelError> {
-    let contract = checkpoint.manifest().and_then(|m| m.get("mtp_contract"));
-    for (key, other) in [
-        ("hidden_variant", "pre_norm"),
-        ("base_hidden_variant", "pre_norm"),
-        ("concat_order", "hidden_embedding"),
-    ] {
-        if contract.and_then(|c| c.get(key)).and_then(|v| v.as_str()) == Some(other) {
-            return Err(ModelError::Unsupported {
-                feature: format!("an MTP head whose mtplx_runtime.json asks for `{key}: {other}`"),
-            });
+/// Which rows a head reads and hands on, and in which order it reads them, as its writer has
+/// trained it (`specs/checkpoints.md` §2.5).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Contract {
+    /// Reads the target's rows as they enter its final norm, not as they leave it.
+    reads_before_norm: bool,
+    /// Chained, goes on from its own row as it enters `norm`, not as it leaves it.
+    chains_before_norm: bool,
+    /// Reads the hidden row left of the token's embedding.
+    hidden_first: bool,
+}
+
+impl Contract {
+    /// The contract of the head in `checkpoint`. Values that nobody knows mean nothing.
+    fn read(checkpoint: &Checkpoint) -> Self {
+        let asks = |key: &str, value: &str| checkpoint.mtp_contract(key) == Some(value);
+        Contract {
+            reads_before_norm: asks("base_hidden_variant", "pre_norm"),
+            chains_before_norm: asks("hidden_variant", "pre_norm"),
+            hidden_first: asks("concat_order", "hidden_embedding"),
         }
     }
-    Ok(())
 }
 
 impl Qwen35Mtp {
@@ -120,7 +130,7 @@ impl Qwen35Mtp {
         target: &dyn Target,
     ) -> Result<Self, ModelError> {
         let target = paired(target)?;
-        obey_manifest(checkpoint)?;
+        let contract = Contract::read(checkpoint);
         Self::census(checkpoint, target)?.complete("MTP head")?;
         let config = &target.config;
         let hidden = config.hidden_size;
@@ -131,6 +141,11 @@ impl Qwen35Mtp {
             hidden_norm: at.offset_norm("pre_fc_norm_hidden", hidden)?,
             layer: FullLayer::load(&at.at("layers").at(0), config)?,
             norm: at.offset_norm("norm", hidden)?,
+            taps: match contract.reads_before_norm {
+                true => vec![target.n_layers()],
+                false => Vec::new(),
+            },
+            contract,
             shortlist: None,
             kv_layer: config.kv_layer(),
             eps: config.rms_norm_eps,
@@ -167,6 +182,10 @@ impl ChainedHead for Qwen35Mtp {
         "mtp"
     }
 
+    fn taps(&self) -> &[usize] {
+        &self.taps
+    }
+
     fn plan(&self) -> MemoryPlan {
         MemoryPlan {
             groups: vec![GroupPlan {
@@ -177,7 +196,7 @@ impl ChainedHead for Qwen35Mtp {
         }
     }
 
-    /// The target's hidden rows as they are.
+    /// The target's hidden rows as they are, after or before its final norm.
     fn feature_cols(&self) -> usize {
         self.fc.rows
     }
@@ -186,17 +205,18 @@ impl ChainedHead for Qwen35Mtp {
         &self,
         b: &dyn Backend,
         hidden: &Tensor,
-        _taps: &[Tensor],
+        taps: &[Tensor],
         rows: &[usize],
     ) -> Tensor {
-        b.gather(hidden, rows)
+        b.gather(taps.first().unwrap_or(hidden), rows)
     }
 
     fn follows_grid(&self) -> bool {
         true
     }
 
-    /// From rows `(token x_{p+1}, hidden h_p)` to `m: [n, H]`.
+    /// From rows `(token x_{p+1}, hidden h_p)` to `m: [n, H]`, or to what enters `norm` where a
+    /// chain goes on from that.
     fn forward(
         &self,
         b: &dyn Backend,
@@ -208,12 +228,19 @@ impl ChainedHead for Qwen35Mtp {
     ) -> Tensor {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), self.eps);
         let token = norm(&target.inputs(b, batch, media), &self.embedding_norm); // [n, H]
-        let both = b.concat(&token, &norm(hidden, &self.hidden_norm)); // [n, 2 H]
+        let h = norm(hidden, &self.hidden_norm); // [n, H]
+        let both = match self.contract.hidden_first {
+            true => b.concat(&h, &token),
+            false => b.concat(&token, &h),
+        }; // [n, 2 H]
         let u = b.matmul(&both, &self.fc); // [n, H]
         let y = self
             .layer
             .forward(b, format_args!("mtp"), u, batch, &mut memory.kv[FULL][0]);
-        let m = norm(&y, &self.norm);
+        let m = match self.contract.chains_before_norm {
+            true => y,
+            false => norm(&y, &self.norm),
+        };
         b.note(format_args!("draft.hidden"), &m);
         m
     }
@@ -222,11 +249,29 @@ impl ChainedHead for Qwen35Mtp {
         self.shortlist.as_ref()
     }
 
+    fn listed_logits(&self, b: &dyn Backend, m: &Tensor) -> Option<HeadLogits<'_>> {
+        let list = self.shortlist.as_ref()?;
+        Some(match self.contract.chains_before_norm {
+            true => list.logits(b, &self.normed(b, m)),
+            false => list.logits(b, m),
+        })
+    }
+
     /// The trunk's head.
     fn logits(&self, b: &dyn Backend, target: &dyn Target, m: &Tensor) -> HeadLogits<'_> {
         HeadLogits {
-            logits: target.logits(b, m),
+            logits: match self.contract.chains_before_norm {
+                true => target.logits(b, &self.normed(b, m)),
+                false => target.logits(b, m),
+            },
             scored: Scored::All,
         }
+    }
+}
+
+impl Qwen35Mtp {
+    /// `rms1(y)`: `[n, H]`
+    fn normed(&self, b: &dyn Backend, y: &Tensor) -> Tensor {
+        b.rms_norm(y, Some(&self.norm), self.norm.cols(), self.eps)
     }
 }

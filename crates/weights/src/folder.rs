@@ -45,19 +45,7 @@ pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
     let index = read(&path.join(INDEX), MAX_INDEX_BYTES, "index length in bytes")?
         .map(|bytes| Index::parse(bytes.into()))
         .transpose()?;
-    let manifest = read(
-        &path.join(MANIFEST),
-        MAX_CONFIG_BYTES,
-        "manifest length in bytes",
-    )?
-    .map(|bytes| {
-        few_values(&bytes, MAX_CONFIG_VALUES, MANIFEST)?;
-        serde_json::from_slice(&bytes).map_err(|e| LoadError::BadJson {
-            reason: printable(&e.to_string()),
-            file: MANIFEST.into(),
-        })
-    })
-    .transpose()?;
+    let manifest = json(&path.join(MANIFEST))?;
     let mut wanted: BTreeSet<&str> = mtp::FILES
         .iter()
         .copied()
@@ -122,6 +110,20 @@ pub(crate) fn few_values(bytes: &[u8], limit: u64, file: &str) -> Result<(), Loa
         limit,
         file: file.into(),
     })
+}
+
+/// The JSON file at `path`, of the size of a configuration at most, or `None` where there is none.
+pub(crate) fn json(path: &Path) -> Result<Option<Value>, LoadError> {
+    let Some(bytes) = read(path, MAX_CONFIG_BYTES, "length in bytes")? else {
+        return Ok(None);
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    few_values(&bytes, MAX_CONFIG_VALUES, &name)?;
+    let parsed = serde_json::from_slice(&bytes).map_err(|e| LoadError::BadJson {
+        reason: printable(&e.to_string()),
+        file: name.into_owned(),
+    });
+    parsed.map(Some)
 }
 
 /// The whole file at `path`, or `None` where there is none.

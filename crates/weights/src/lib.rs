@@ -49,5 +49,6 @@ mod weight;
 
 pub use checkpoint::Checkpoint;
 pub use error::LoadError;
+pub use mtp::CONTRACT as MTP_CONTRACT;
 pub use norms::NormFacts;
 pub use weight::{Weight, WeightData};

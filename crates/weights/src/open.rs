@@ -4,7 +4,7 @@ use crate::assemble::assemble;
 use crate::error::printable;
 use crate::index::{INDEX, Index};
 use crate::mapped::Bytes;
-use crate::{Checkpoint, LoadError, folder, gguf};
+use crate::{Checkpoint, LoadError, folder, gguf, mtp};
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -13,12 +13,16 @@ impl Checkpoint {
     ///
     /// A folder has `config.json`, weights in `model.safetensors` or in the files of
     /// `model.safetensors.index.json`, and an MTP head in a file of its own if there is
-    /// one. A part of a split GGUF file stands for all of them.
+    /// one. A part of a split GGUF file stands for all of them. A safetensors file is an MTP head
+    /// alone; what the files beside it say of its use counts.
     ///
     /// # Errors
     ///
     /// If a file is missing, cannot be mapped, or is malformed.
     pub fn open(path: &Path) -> Result<Checkpoint, LoadError> {
+        if path.is_file() && path.extension().is_some_and(|e| e == mtp::EXTENSION) {
+            return mtp::open_file(path);
+        }
         if path.is_file() {
             let name = |path: &Path| {
                 let name = path.file_name().unwrap_or_default();

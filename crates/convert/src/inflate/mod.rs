@@ -428,7 +428,7 @@ impl<'a> Inflation<'a> {
 
     fn config(&self, layers: usize, extra: usize) -> Result<Value, ConvertError> {
         let (shape, growth) = (&self.shape, &self.growth);
-        let mut config = self.checkpoint.config().clone();
+        let mut config = self.checkpoint.whole_config();
         let is_assistant = shape.family == Family::Gemma4Assistant;
         if is_assistant {
             config["backbone_hidden_size"] = json!(shape.backbone * WIDER);

@@ -20,6 +20,8 @@ pub(super) struct Config {
     pub(super) norm_output: bool,
     target_hidden_size: Option<usize>,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
+    /// How many layers are tapped.
+    num_aux_hidden_states: Option<usize>,
     /// Where flat configurations have the ids.
     eagle_config: Option<EagleConfig>,
     speculators_config: Option<SpeculatorsConfig>,
@@ -75,6 +77,14 @@ pub(super) fn taps(config: &Config, target: &dyn Target) -> Result<Vec<usize>, M
         (None, Some(ids)) => ids,
         (None, None) => vec![2, n / 2, n.saturating_sub(3)],
     };
+    let wanted = config.num_aux_hidden_states.unwrap_or(taps.len());
+    require(wanted == taps.len(), || {
+        format!(
+            "num_aux_hidden_states is {wanted}, and there are {} tapped layers: name them all in \
+             eagle_aux_hidden_state_layer_ids",
+            taps.len()
+        )
+    })?;
     require(!taps.is_empty() && taps.len() <= n + 1, || {
         format!("{} tapped layers of {n}", taps.len())
     })?;

@@ -96,9 +96,9 @@ impl<H: ChainedHead> Chained<H> {
                 spans.place_following(batch, first, token..token + 1, follows, &mut Vec::new());
             },
             forward: &|memory, batch, x| head.forward(b, target.model, x, &[], batch, memory),
-            score: &|m| match list {
-                Some(list) => list.logits(b, m),
-                None => head.logits(b, target.model, m),
+            score: &|m| {
+                let listed = list.and_then(|_| head.listed_logits(b, m));
+                listed.unwrap_or_else(|| head.logits(b, target.model, m))
             },
         };
         links.draft(b, memory, from, requests, &mut self.scratch)

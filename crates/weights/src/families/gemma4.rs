@@ -8,7 +8,12 @@ use serde_json::{Map, Value as Json, json};
 /// The target.
 pub(super) const TARGET: Family = Family {
     architectures: &["gemma4"],
-    model_types: &["gemma4_text", "gemma4"],
+    model_types: &[
+        "gemma4_text",
+        "gemma4",
+        "gemma4_unified_text",
+        "gemma4_unified",
+    ],
     whole: &[
         ("token_embd.weight", "embed_tokens.weight", Same),
         ("output_norm.weight", "norm.weight", Same),
@@ -43,7 +48,7 @@ pub(super) const TARGET: Family = Family {
 /// The assistant, which drafts for it.
 pub(super) const ASSISTANT: Family = Family {
     architectures: &["gemma4-assistant", "gemma4_assistant"],
-    model_types: &["gemma4_assistant"],
+    model_types: &["gemma4_assistant", "gemma4_unified_assistant"],
     whole: &[
         ("token_embd.weight", "embed_tokens.weight", Same),
         ("output_norm.weight", "norm.weight", Same),

@@ -19,6 +19,7 @@ pub(super) const DENSE: Family = Family {
     head_blocks: |file| file.size("nextn_predict_layers").unwrap_or(0),
     config,
     keys,
+    lacks,
     ..PLAIN
 };
 
@@ -192,6 +193,31 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
         "moe_intermediate_size": size("expert_feed_forward_length"),
         "shared_expert_intermediate_size": size("expert_shared_feed_forward_length"),
     }))
+}
+
+/// What a head needs and GGUF files have no field for.
+fn lacks(config: &Json, text: &Json) -> Option<&'static str> {
+    let contract = &config[crate::MTP_CONTRACT];
+    let has_head = text["mtp_num_hidden_layers"].as_u64() > Some(0);
+    let cases = [
+        (
+            "`base_hidden_variant: pre_norm` of its MTP head",
+            "base_hidden_variant",
+            "pre_norm",
+        ),
+        (
+            "`hidden_variant: pre_norm` of its MTP head",
+            "hidden_variant",
+            "pre_norm",
+        ),
+        (
+            "`concat_order: hidden_embedding` of its MTP head",
+            "concat_order",
+            "hidden_embedding",
+        ),
+    ];
+    let asked = cases.iter().find(|(_, key, value)| contract[key] == *value);
+    asked.filter(|_| has_head).map(|(what, ..)| *what)
 }
 
 fn keys(keys: &mut Keys<'_>, _config: &Json) {

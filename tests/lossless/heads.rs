@@ -1,0 +1,199 @@
+//! Ways to use a draft head that options and its writer's manifest ask for: each changes what is
+//! guessed, and no token.
+
+use crate::samplings;
+use crate::subjects::{ALONE, Subject};
+use crate::subjects::{prompts, vocab};
+use crate::writing::{Text, backend};
+use crate::{CONTEXT, MAX_TOKENS};
+use backend::{Backend, KvFormat};
+use cache::{KeptSize, Memory, MemorySize};
+use cpu::Isa;
+use models::{ChainedHead, Gemma4Assistant, Qwen35Mtp, load_target};
+use serde_json::{Value, json};
+use speculate::draft::{Assistant, Chained};
+use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
+use std::sync::Arc;
+use suites::repository;
+use weights::Checkpoint;
+
+const GOLDEN: &str = "tests/golden/checkpoints";
+
+/// Streams at once.
+const WIDTH: usize = 3;
+
+fn open(folder: &str) -> Checkpoint {
+    Checkpoint::open(&repository(folder)).unwrap()
+}
+
+/// The checkpoint in `folder`, its configuration changed.
+fn changed(folder: &str, change: impl FnOnce(&mut Value)) -> Checkpoint {
+    let read = |name: &str| std::fs::read(repository(folder).join(name)).unwrap();
+    let mut config: Value = serde_json::from_slice(&read("config.json")).unwrap();
+    change(&mut config);
+    let file = read("model.safetensors").into();
+    Checkpoint::from_bytes(
+        &config.to_string(),
+        vec![("model.safetensors".into(), file)],
+    )
+    .unwrap()
+}
+
+fn size(chunk: usize) -> MemorySize {
+    MemorySize {
+        sequences: WIDTH,
+        context: CONTEXT,
+        step_rows: chunk,
+        kv_format: KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
+        kept: KeptSize::default(),
+    }
+}
+
+/// What a target writes after each prompt, and tokens drafted.
+fn write(
+    speculator: &mut Speculator,
+    prompts: &[Vec<u32>],
+    sampling: &Sampling,
+    (length, chunk): (DraftLength, usize),
+) -> (Vec<Text>, u64) {
+    let open = |speculator: &mut Speculator, (i, prompt): (usize, &Vec<u32>)| {
+        let options = StreamOptions {
+            sampling: Sampling {
+                seed: i as u64,
+                ..sampling.clone()
+            },
+            max_tokens: MAX_TOKENS / 2 - i,
+            stop_tokens: Arc::new([]),
+            draft: length,
+            logprobs: Some(TopLogprobs::of_logits(1)),
+        };
+        speculator.open(prompt.clone(), options).unwrap()
+    };
+    let (mut texts, mut drafted) = (Vec::new(), 0);
+    for (first, group) in prompts.chunks(WIDTH).enumerate() {
+        let numbered = group.iter().enumerate();
+        let numbered = numbered.map(|(i, prompt)| (first * WIDTH + i, prompt));
+        let mut streams: Vec<Stream> = numbered.map(|one| open(speculator, one)).collect();
+        loop {
+            let going = streams.iter_mut().filter(|s| s.finish().is_none());
+            let mut going: Vec<&mut Stream> = going.collect();
+            if going.is_empty() {
+                break;
+            }
+            speculator.round(&mut going, chunk).unwrap();
+        }
+        for mut stream in streams {
+            texts.push(Text::of(&mut stream));
+            drafted += stream.stats().drafted();
+            speculator.close(stream);
+        }
+    }
+    (texts, drafted)
+}
+
+/// That drafters that `make` makes for the target at `folder`, by their number, change no token.
+fn assert_lossless(
+    folder: &'static str,
+    target: impl Fn() -> Checkpoint,
+    n: usize,
+    make: impl Fn(&dyn Backend, &dyn models::Target, MemorySize, usize) -> Box<dyn Drafter>,
+) {
+    let b = backend(*Isa::available().last().unwrap(), 2);
+    let subject = Subject {
+        target: folder,
+        ..ALONE
+    };
+    let prompts = prompts(2 * WIDTH, vocab(subject), 7);
+    let speculator = |chunk: usize, drafter: Option<usize>| {
+        let target = load_target(&*b, &target()).unwrap();
+        let memory = Memory::new(&*b, target.plan(), size(chunk));
+        let drafter = drafter.map(|i| make(&*b, &*target, size(chunk), i));
+        Speculator::new(b.clone(), target, memory, drafter)
+    };
+    for (what, sampling) in samplings() {
+        let plain = (DraftLength::Fixed(0), 512);
+        let (want, _) = write(&mut speculator(512, None), &prompts, &sampling, plain);
+        for i in 0..n {
+            for cell in [
+                (DraftLength::Fixed(1), 7),
+                (DraftLength::Fixed(4), 512),
+                (DraftLength::UpTo(8), 64),
+            ] {
+                let mut speculator = speculator(cell.1, Some(i));
+                let (got, drafted) = write(&mut speculator, &prompts, &sampling, cell);
+                assert!(got == want, "{folder}, drafter {i}, {what}, {cell:?}");
+                assert!(drafted > 0, "{folder}, drafter {i}, {what}, {cell:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_mtp_head_with_another_contract_changes_no_token() {
+    const CONTRACTS: &[(&str, &str)] = &[
+        ("base_hidden_variant", "pre_norm"),
+        ("hidden_variant", "pre_norm"),
+        ("concat_order", "hidden_embedding"),
+    ];
+    const DENSE: &str = "tests/golden/checkpoints/qwen3_5-dense";
+    let make = |b: &dyn Backend, target: &dyn models::Target, size, i: usize| {
+        let (key, value) = CONTRACTS[i];
+        let contract = json!({key: value});
+        let checkpoint = changed(DENSE, |config| config["mtplx_mtp_contract"] = contract);
+        let mut head = Qwen35Mtp::load(b, &checkpoint, target).unwrap();
+        if i > 0 {
+            let ids: Vec<u32> = (0..target.vocab_size() as u32).step_by(2).collect();
+            head = head.with_shortlist(b, &checkpoint, target, &ids).unwrap();
+        }
+        let memory = Memory::new(b, head.plan(), size);
+        Box::new(Chained::new(head, memory)) as Box<dyn Drafter>
+    };
+    assert_lossless(DENSE, || open(DENSE), CONTRACTS.len(), make);
+}
+
+#[test]
+fn an_assistant_with_a_window_changes_no_token() {
+    const PAIRS: &[(&str, &str)] = &[
+        (
+            "tests/golden/checkpoints/gemma4-dense",
+            "gemma4-dense-assistant",
+        ),
+        (
+            "tests/golden/checkpoints/gemma4-ple",
+            "gemma4-ple-assistant",
+        ),
+    ];
+    for &(folder, assistant) in PAIRS {
+        let make = |b: &dyn Backend, target: &dyn models::Target, _, i: usize| {
+            let checkpoint = open(&format!("{GOLDEN}/{assistant}"));
+            let head = Gemma4Assistant::load(b, &checkpoint, target).unwrap();
+            let head = head.with_window([1, 6, 1000][i]);
+            Box::new(Assistant::new(head)) as Box<dyn Drafter>
+        };
+        assert_lossless(folder, || open(folder), 3, make);
+    }
+}
+
+/// The assistant of Gemma 4 12B says that it is another kind of model, and is the same.
+#[test]
+fn a_unified_assistant_changes_no_token() {
+    const DENSE: &str = "tests/golden/checkpoints/gemma4-dense";
+    let target = || {
+        changed(DENSE, |config| {
+            config["architectures"] = json!(["Gemma4UnifiedForCausalLM"]);
+            config["model_type"] = json!("gemma4_unified_text");
+        })
+    };
+    let make = |b: &dyn Backend, target: &dyn models::Target, _, _| {
+        let assistant = format!("{GOLDEN}/gemma4-dense-assistant");
+        let checkpoint = changed(&assistant, |config| {
+            config["architectures"] = json!(["Gemma4UnifiedAssistantForCausalLM"]);
+            config["model_type"] = json!("gemma4_unified_assistant");
+            config["text_config"]["model_type"] = json!("gemma4_unified_text");
+        });
+        let head = Gemma4Assistant::load(b, &checkpoint, target).unwrap();
+        Box::new(Assistant::new(head)) as Box<dyn Drafter>
+    };
+    assert_lossless(DENSE, target, 1, make);
+}
