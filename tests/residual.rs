@@ -161,7 +161,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
             "forced" => Box::new(Forced::new(|tokens: &[u32], limit| {
                 vec![ALPHABET[tokens.len() % 2]; limit]
             })),
-            "deepspec" | "dflash" | "dflash2" | "gemma" => {
+            "deepspec" | "dflash" | "gemma" => {
                 let seeded = SeededBlock::new(name);
                 let checkpoint = seeded.checkpoint();
                 let head = BlockHead::load(&*b, &checkpoint, target, seeded.kind).unwrap();
@@ -180,7 +180,6 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
         ("qwen3_5-dense", "qwen3_5-dense-eagle3", Way::Shaped),
         ("gemma4-dense", "dflash", Way::Plain),
         ("gemma4-dense", "gemma", Way::Shaped),
-        ("gemma4-dense", "dflash2", Way::Plain),
         ("qwen3_5-dense", "deepspec", Way::Shaped),
         ("qwen3_5-dense", "mtp", Way::Plain),
         ("qwen3_5-dense", "mtp", Way::Shaped),

@@ -148,7 +148,8 @@ fn a_block_drafter_guesses_the_same_from_a_gguf_file() {
 #[test]
 fn a_gguf_file_of_a_block_drafter_says_what_is_wrong_with_it() {
     let b = Reference;
-    let error = |name: &str, of: &dyn Fn(&mut Vec<(String, Value<'static>)>)| {
+    type Metadata = Vec<(String, Value<'static>)>;
+    let error = |name: &str, of: &dyn Fn(&mut Metadata)| {
         let seeded = SeededBlock::new(name);
         let mut metadata = seeded.metadata();
         of(&mut metadata);
