@@ -12,7 +12,8 @@ use cache::{KeptSize, MemorySize};
 impl Model {
     /// Replaces KV cache and recurrent state by those that `options` ask for, with their context, number of
     /// sequences and formats, and the drafter as [`redraft`](Model::redraft) does. The model was loaded from `source`
-    /// with the same options but for these and those that may differ there; it is not tried again.
+    /// with the same options but for these and those that may differ there; it is not tried again, and starts from what
+    /// rounds have cost so far.
     ///
     /// # Errors
     ///
@@ -20,7 +21,15 @@ impl Model {
     /// then has no drafter, and has to be resized before it writes again.
     pub fn resize(&mut self, source: &Source, options: &LoadOptions) -> Result<(), EngineError> {
         options.check()?;
+        let costs = self.speculator.costs().clone();
         self.discard_drafter();
+        let resized = self.remember(source, options);
+        self.speculator.set_costs(costs);
+        resized
+    }
+
+    /// The part of [`resize`](Model::resize) that can fail on the way.
+    fn remember(&mut self, source: &Source, options: &LoadOptions) -> Result<(), EngineError> {
         let step_rows = self.speculator.memory().size().step_rows;
         let (b, target) = (self.speculator.backend(), self.speculator.target());
         check_formats(&**b, target, options)?;

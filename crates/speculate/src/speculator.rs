@@ -143,9 +143,8 @@ impl Speculator {
         self.memory = Memory::new(&*self.b, self.target.plan(), size);
         self.kept = Kept::new(&self.memory);
         self.restoring = None;
-        // Recorded steps are about the old memory, and times about rounds in it.
+        // Recorded steps are about the old memory.
         self.key = StepKey::fresh();
-        self.lengths = Lengths::default();
     }
 
     /// Starts a stream after `prompt`, all of whose rows are to be run.
