@@ -23,7 +23,11 @@ const HEADS: &[(&str, &str)] = &[
 
 #[test]
 fn speculation_never_changes_a_token_with_any_block_drafter() {
-    let backend: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    assert_lossless_with_blocks(&cpu);
+}
+
+pub(crate) fn assert_lossless_with_blocks(backend: &Arc<dyn Backend>) {
     for (s, &(head, target)) in HEADS.iter().enumerate() {
         let subject = Subject {
             target,
@@ -33,7 +37,7 @@ fn speculation_never_changes_a_token_with_any_block_drafter() {
         let prompts = prompts(4, vocab(subject), s as u64);
         let mut drafted = 0;
         for (w, (what, sampling)) in samplings().into_iter().chain([shaped()]).enumerate() {
-            let plain = Setup::plain(subject, &backend);
+            let plain = Setup::plain(subject, backend);
             let truth = write(&plain, &prompts, 0, &sampling, &[]).texts;
             let cells = [(Fixed(7), 33, 1), (UpTo(8), 512, 4), (Fixed(3), 7, 3)];
             for (c, (length, chunk, width)) in cells.into_iter().enumerate() {
@@ -43,7 +47,7 @@ fn speculation_never_changes_a_token_with_any_block_drafter() {
                     chunk,
                     width,
                     mapped: (w + c) % 2 == 1,
-                    ..Setup::plain(subject, &backend)
+                    ..Setup::plain(subject, backend)
                 };
                 let got = write(&setup, &prompts, 0, &sampling, &truth);
                 assert_same(&setup, &format!("{head}, {what}"), &got, &truth);

@@ -1,5 +1,6 @@
 //! The same on a GPU. Each test says so and tests nothing where there is none.
 
+use crate::blocks::assert_lossless_with_blocks;
 use crate::constrained::assert_constraints_hold;
 use crate::disk::assert_files_change_nothing;
 use crate::edits::assert_edits_hold;
@@ -46,6 +47,15 @@ fn speculation_never_changes_a_token_of_a_constrained_text_on_a_gpu() {
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_constraints_hold(s, subject, &gpu);
     }
+}
+
+#[test]
+fn speculation_never_changes_a_token_with_any_block_drafter_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    assert_lossless_with_blocks(&gpu);
 }
 
 #[test]

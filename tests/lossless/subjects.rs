@@ -81,7 +81,6 @@ pub(crate) const TINY: &[Subject] = &[
         target: "tests/golden/checkpoints/gemma4-ple",
         assistant: Some("tests/golden/checkpoints/gemma4-ple-assistant"),
         eagle3: Some("tests/golden/checkpoints/gemma4-ple-eagle3"),
-        block: Some("gemma"),
         model: Some("tests/golden/checkpoints/gemma4-dense"),
         ..ALONE
     },

@@ -154,6 +154,7 @@ pub(crate) fn options(
                 cache: places::cache(),
             }
         },
+        machine: machine::processor(),
         identify: args.identify,
         draft_max: draft.draft_max,
         draft_vocab: draft.drafter.draft_vocab,

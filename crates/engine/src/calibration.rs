@@ -5,6 +5,7 @@
 //! are where it starts from.
 
 use crate::hashes::{read_json, sha256, write_json};
+use crate::options::LoadOptions;
 use crate::preflight::{self, Key, Probing};
 use serde::Serialize;
 use serde_json::json;
@@ -43,10 +44,10 @@ pub struct Calibration {
 pub(crate) fn run(
     speculator: &mut Speculator,
     text: &Text,
-    probing: &Probing,
+    options: &LoadOptions,
     key: &Key<'_>,
 ) -> Result<Option<Calibration>, RoundError> {
-    if matches!(probing, Probing::Skip { .. })
+    if matches!(options.probing, Probing::Skip { .. })
         || key.draft_max == 0
         || speculator.drafters().is_empty()
     {
@@ -55,12 +56,15 @@ pub(crate) fn run(
     let name = json!([
         VERSION,
         env!("CARGO_PKG_VERSION"),
-        processor(),
+        options.machine,
         speculator.drafters(),
         key
     ]);
     let name = format!("{}.json", sha256(name.to_string().as_bytes()));
-    let file = probing.cache().map(|folder| folder.join(FOLDER).join(name));
+    let file = options
+        .probing
+        .cache()
+        .map(|folder| folder.join(FOLDER).join(name));
     if let Some(times) = file.as_deref().and_then(read) {
         speculator.set_costs(Costs::of_points(&times));
         return Ok(Some(Calibration {
@@ -90,15 +94,4 @@ pub(crate) fn run(
 fn read(file: &Path) -> Option<Vec<CostPoint>> {
     let times: Vec<CostPoint> = read_json(file, BYTES_MAX)?;
     (!times.is_empty()).then_some(times)
-}
-
-/// Name, model and stepping of the processor, where the system tells.
-fn processor() -> String {
-    let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let first = told.split("\n\n").next().unwrap_or_default();
-    let is_kept = |line: &&str| {
-        let kept = ["vendor_id", "cpu family", "model", "stepping"];
-        kept.iter().any(|key| line.starts_with(key))
-    };
-    first.lines().filter(is_kept).collect::<Vec<_>>().join(";")
 }

@@ -423,7 +423,7 @@ fn attempt(
         remembered.speculator.add_ngrams();
     }
     let speculator = &mut remembered.speculator;
-    let calibration = calibration::run(speculator, &text, &options.probing, &key)?;
+    let calibration = calibration::run(speculator, &text, options, &key)?;
     let Remembered {
         speculator,
         budget,

@@ -73,6 +73,8 @@ pub struct LoadOptions {
     pub words: Words,
     /// Whether the model is tried before it is ready.
     pub probing: Probing,
+    /// What tells this machine from others: under it the times of rounds are remembered.
+    pub machine: String,
     /// Whether it is found out on what the bits of keys, values and states depend, which
     /// [`EngineOptions::disk`](crate::EngineOptions::disk) asks for: all files are hashed then.
     pub identify: bool,
@@ -128,6 +130,7 @@ impl Default for LoadOptions {
             advice: None,
             words: Words::default(),
             probing: Probing::default(),
+            machine: String::new(),
             identify: false,
             draft_max: DEFAULT_DRAFT_MAX,
             draft_vocab: DraftVocabulary::default(),
