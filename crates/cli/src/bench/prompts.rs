@@ -222,17 +222,18 @@ fn mixed(seed: u64) -> u64 {
 }
 
 fn built_in() -> Vec<Wording> {
-    let texts = |&(class, texts): &(&'static str, &[&'static str])| {
-        let texts = texts.to_vec().into_iter();
-        texts.map(move |text| (class, text))
-    };
-    let wording = |(class, text): (&str, &str)| Wording {
-        class: class.into(),
-        messages: vec![json!({"role": "user", "content": text})],
-        raw: String::new(),
-        place: None,
-    };
-    PROMPTS.iter().flat_map(texts).map(wording).collect()
+    let mut wordings = Vec::new();
+    for (class, texts) in PROMPTS {
+        for text in *texts {
+            wordings.push(Wording {
+                class: (*class).into(),
+                messages: vec![json!({"role": "user", "content": text})],
+                raw: String::new(),
+                place: None,
+            });
+        }
+    }
+    wordings
 }
 
 fn of_file(path: &Path, file: &str) -> Result<Vec<Wording>> {
