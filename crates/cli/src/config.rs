@@ -40,6 +40,7 @@ const COMMANDS: &[&str] = &[
     "inspect",
     "bench",
     "perplexity",
+    "count",
     "conformance",
 ];
 /// The command that sections of single models are for.

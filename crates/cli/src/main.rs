@@ -12,7 +12,7 @@
 //! | `model` | `-m` and its companions → a loaded model |
 //! | `form` | options that constrain a reply → a grammar |
 //! | `reply` | one request → text on a stream, and a line about it |
-//! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `conformance`, `replay`, `convert`, `pull`, `doctor` | the commands |
+//! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `count`, `conformance`, `replay`, `convert`, `pull`, `doctor` | the commands |
 //! | `traced` | `--trace`: the trace of what an engine does |
 //! | `launch`, `servers` | clients that are started; which servers run |
 //! | `machine`, `gpu` | the memory of this machine, and its GPUs |
@@ -39,6 +39,7 @@ mod chat;
 mod config;
 mod conformance;
 mod convert;
+mod count;
 mod doctor;
 mod form;
 mod gpu;
@@ -154,6 +155,10 @@ fn start() -> Result<ExitCode> {
         Command::Perplexity(args) => {
             log(output, LevelFilter::WARN);
             perplexity::run(&args, output)
+        }
+        Command::Count(args) => {
+            log(output, LevelFilter::WARN);
+            count::run(&args, output)
         }
         Command::Replay(args) => replay::run(&args, output),
         Command::Conformance(args) => {

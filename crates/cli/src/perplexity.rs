@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use engine::Text;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// A line of a file of JSON lines.
@@ -51,7 +52,7 @@ struct Report {
 pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode> {
     let file = bench::read(&args.file)?;
     let mut model = model::load(&args.model.model, &args.load, &DraftArgs::none(), 1)?;
-    let texts = texts(args, &file, &model.text)?;
+    let texts = texts(&args.file, &file, args.texts, &model.text)?;
     let context = model.info.context;
     let stride = args.stride.unwrap_or(context / 2).max(1);
     if stride > context - args.lead.unwrap_or(1).min(context) && args.lead.is_none()
@@ -135,13 +136,19 @@ fn windows(
     windows
 }
 
-/// The texts of the file as tokens.
-fn texts(args: &PerplexityArgs, file: &str, text: &Text) -> Result<Vec<Vec<u32>>> {
-    let path = args.file.display();
-    let is_lines = args.file.extension().is_some_and(|e| e == "jsonl");
+/// The texts of `file`, the contents of the file at `path`, as tokens; the first `most` of them, or
+/// all.
+pub(crate) fn texts(
+    path: &Path,
+    file: &str,
+    most: Option<usize>,
+    text: &Text,
+) -> Result<Vec<Vec<u32>>> {
+    let is_lines = path.extension().is_some_and(|e| e == "jsonl");
     if !is_lines {
         return Ok(vec![text.encode_prompt(file)?]);
     }
+    let path = path.display();
     let lines = file
         .lines()
         .enumerate()
@@ -165,8 +172,7 @@ fn texts(args: &PerplexityArgs, file: &str, text: &Text) -> Result<Vec<Vec<u32>>
         // A conversation that is over: nobody is asked to answer.
         model::encode_conversation(text, messages).with_context(place)
     });
-    let limit = args.texts.unwrap_or(usize::MAX);
-    texts.take(limit).collect()
+    texts.take(most.unwrap_or(usize::MAX)).collect()
 }
 
 #[cfg(test)]

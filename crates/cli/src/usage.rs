@@ -25,17 +25,17 @@ const SILENCERS: &[Silencer] = &[
     Silencer {
         option: "draft",
         silences: |value| value == "none",
-        silenced: &["draft_max", "draft_vocab", "accept"],
+        silenced: &["draft_max", "draft_vocab", "draft_window", "accept"],
     },
     Silencer {
         option: "draft",
         silences: |value| value == "ngram",
-        silenced: &["draft_vocab"],
+        silenced: &["draft_vocab", "draft_window"],
     },
     Silencer {
         option: "draft_max",
         silences: |value| value == "0",
-        silenced: &["draft_vocab", "accept"],
+        silenced: &["draft_vocab", "draft_window", "accept"],
     },
     Silencer {
         option: "device",
@@ -150,7 +150,7 @@ mod tests {
     use clap::CommandFactory;
 
     /// Commands that load a model.
-    const LOADING: &str = "run chat serve launch inspect bench perplexity conformance";
+    const LOADING: &str = "run chat serve launch inspect bench perplexity count conformance";
     /// Commands that choose tokens for a user.
     const WRITING: &str = "run chat";
 
@@ -201,6 +201,11 @@ mod tests {
             "the draft head's vocabulary",
         ),
         (
+            "draft-window",
+            "run chat serve launch inspect bench",
+            "the rows that an assistant reads",
+        ),
+        (
             "accept",
             "run chat serve launch inspect bench conformance",
             "the acceptance rule",
@@ -216,12 +221,16 @@ mod tests {
         ("kv-formats", "bench", "rows of the table"),
         ("batch", "bench", "rows of the table"),
         ("temperatures", "bench", "rows of the table"),
-        ("prompts", "bench", "the classes of the table"),
+        ("prompts", "bench count", "the texts that are written"),
         ("reps", "bench", "how often steps are timed"),
         ("no-steps", "bench", "no table of steps"),
         ("quick", "conformance", "prompts of a cell"),
         ("top-p", "run chat bench serve", "the tokens sampled from"),
-        ("max-tokens", "run chat bench serve", "length of the text"),
+        (
+            "max-tokens",
+            "run chat bench count serve",
+            "length of the text",
+        ),
         ("top-k", "run chat serve", "the sampler"),
         ("logit-bias", WRITING, "the sampler"),
         ("seed", "run chat serve", "the sampler"),
@@ -246,6 +255,7 @@ mod tests {
         ("stride", "perplexity", "windows"),
         ("lead", "perplexity", "windows"),
         ("texts", "perplexity", "texts scored"),
+        ("answers", "count", "the texts that are written"),
         ("trace", "run chat serve", "a file of what each round did"),
         (
             "json",

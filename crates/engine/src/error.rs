@@ -41,6 +41,14 @@ pub enum EngineError {
         /// What was asked for.
         name: &'static str,
     },
+    /// The file of token counts by which a draft head's vocabulary is to be chosen does not serve.
+    #[error("the draft vocabulary in `{file}` cannot be used: {reason}")]
+    DraftVocabulary {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The tower's file that was asked for gives the model nothing to see or hear with.
     #[error("the tower in `{file}` cannot be used with this model: {reason}")]
     NoTower {

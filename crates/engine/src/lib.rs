@@ -47,6 +47,7 @@ mod shortlist;
 mod source;
 mod steps;
 mod stored;
+mod token_counts;
 
 pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
@@ -95,3 +96,4 @@ pub use speculate::{
 };
 pub use steps::{StepReport, StepSink};
 pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};
+pub use token_counts::TokenCounts;

@@ -11,6 +11,7 @@
 use crate::calibration;
 use crate::disk::{Identity, Parts};
 use crate::drafters;
+use crate::drafters::ASSISTANT;
 use crate::drafters::pairing::{Found, Pairing, fits};
 use crate::error::{DrafterReason, EngineError};
 use crate::footprint::Planned;
@@ -27,6 +28,7 @@ use cache::{KeptSize, Memory, MemorySize};
 use models::{ModelError, Target};
 use speculate::draft::NGRAM;
 use speculate::{Drafters, Speculator};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use text::Text;
 use weights::Checkpoint;
@@ -268,6 +270,8 @@ fn pair(
     options: &LoadOptions,
 ) -> Result<(Found, TrialHashes), EngineError> {
     let target = &*placed.target;
+    let chosen = options.draft_vocab.ids(target.vocab_size(), &opened.text)?;
+    let draft_vocab = chosen.as_ref().and_then(|chosen| chosen.hash.clone());
     let mut found = drafters::find(&mut Pairing {
         b,
         source,
@@ -276,7 +280,7 @@ fn pair(
         tokenizer: &opened.text.tokenizer,
         options,
         mapped: placed.weights.mapped,
-        shortlist: options.draft_vocab.ids(target.vocab_size(), &opened.text),
+        shortlist: chosen.map(|chosen| chosen.ids),
         size: placed.size,
         budget: placed.budget,
         hashes: &mut opened.hashes,
@@ -287,6 +291,7 @@ fn pair(
     let hashes = TrialHashes {
         target: preflight.target_sha256.clone().unwrap_or_default(),
         drafter: preflight.drafter_sha256.clone(),
+        draft_vocab,
         text: match preflight.target_sha256 {
             Some(_) => source.text_hash(&mut opened.hashes),
             None => String::new(),
@@ -300,6 +305,8 @@ fn pair(
 struct TrialHashes {
     target: String,
     drafter: Option<String>,
+    /// Of the tokens that a file has chosen for the draft head.
+    draft_vocab: Option<String>,
     text: String,
 }
 
@@ -414,6 +421,8 @@ fn attempt(
         chunk: size.step_rows,
         draft_max: options.draft_max,
         draft_vocab: remembered.found.shortlist,
+        draft_vocab_sha256: hashes.draft_vocab.as_deref(),
+        draft_window: options.draft_window.map(NonZeroUsize::get),
     };
     let speculator = &mut remembered.speculator;
     preflight.trial = preflight::run(speculator, &text, &options.probing, &key)?;
@@ -432,6 +441,13 @@ fn attempt(
         ..
     } = remembered;
     let drafter_reason = (options.words.drafter)(&found.reason);
+    if options.draft_window.is_some() && speculator.drafter() != Some(ASSISTANT) {
+        let drafter = speculator.drafter().unwrap_or("none");
+        preflight.warnings.push(format!(
+            "the draft window has no effect on the drafter {drafter}: only an assistant reads the \
+             target's rows"
+        ));
+    }
     for warning in &preflight.warnings {
         tracing::warn!("{warning}");
     }

@@ -10,6 +10,7 @@ use backend::KvFormat;
 use convert::Quantize;
 use speculate::Accept;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// Tokens of a sequence where nobody says otherwise.
@@ -83,6 +84,9 @@ pub struct LoadOptions {
     pub draft_max: usize,
     /// Vocabulary entries that a draft head scores.
     pub draft_vocab: DraftVocabulary,
+    /// The newest rows of the target that a Gemma 4 assistant reads; all that it was trained to
+    /// read if absent.
+    pub draft_window: Option<NonZeroUsize>,
     /// Which drafted tokens are accepted.
     pub accept: Accept,
     /// Tokens of a sequence, prompt and output together; the model's own limit, but at most
@@ -134,6 +138,7 @@ impl Default for LoadOptions {
             identify: false,
             draft_max: DEFAULT_DRAFT_MAX,
             draft_vocab: DraftVocabulary::default(),
+            draft_window: None,
             accept: Accept::default(),
             context: None,
             sequences: 1,

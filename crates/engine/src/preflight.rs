@@ -365,6 +365,11 @@ pub(crate) struct Key<'a> {
     pub(crate) chunk: usize,
     pub(crate) draft_max: usize,
     pub(crate) draft_vocab: Option<usize>,
+    /// The hash of these entries, where a file of counts has chosen them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) draft_vocab_sha256: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) draft_window: Option<usize>,
 }
 
 impl Key<'_> {

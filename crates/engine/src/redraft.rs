@@ -24,7 +24,7 @@ impl Model {
     ) -> Result<Vec<DraftChoice>, EngineError> {
         let checkpoint = quantized(source.checkpoint()?, options.quantize.as_ref())?;
         let mut hashes = Hashes::open(None);
-        let pair = self.pairing(source, options, &checkpoint, &mut hashes);
+        let pair = self.pairing(source, options, &checkpoint, &mut hashes)?;
         Ok(drafters::candidates(&pair))
     }
 
@@ -40,7 +40,7 @@ impl Model {
         self.discard_drafter();
         let checkpoint = quantized(source.checkpoint()?, options.quantize.as_ref())?;
         let mut hashes = Hashes::open(None);
-        let mut pair = self.pairing(source, options, &checkpoint, &mut hashes);
+        let mut pair = self.pairing(source, options, &checkpoint, &mut hashes)?;
         let found = drafters::find(&mut pair)?;
         self.speculator.backend().finish()?;
         self.speculator.replace_drafters(found.drafters);
@@ -77,10 +77,11 @@ impl Model {
         options: &'a LoadOptions,
         checkpoint: &'a Checkpoint,
         hashes: &'a mut Hashes,
-    ) -> Pairing<'a> {
+    ) -> Result<Pairing<'a>, EngineError> {
         let mapped = self.info.weights == "mapped";
         checkpoint.keep_mapped(mapped);
-        Pairing {
+        let shortlist = options.draft_vocab.ids(self.info.vocab_size, &self.text)?;
+        Ok(Pairing {
             b: &**self.speculator.backend(),
             source,
             checkpoint,
@@ -88,10 +89,10 @@ impl Model {
             tokenizer: &self.text.tokenizer,
             options,
             mapped,
-            shortlist: options.draft_vocab.ids(self.info.vocab_size, &self.text),
+            shortlist: shortlist.map(|chosen| chosen.ids),
             size: *self.speculator.memory().size(),
             budget: self.budget,
             hashes,
-        }
+        })
     }
 }

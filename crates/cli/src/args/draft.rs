@@ -3,6 +3,7 @@
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use engine::{Accept, DraftChoice, DraftVocabulary};
+use std::num::NonZeroUsize;
 
 /// Which drafter guesses ahead, and which of its tokens are accepted.
 #[derive(Clone, Debug, Args)]
@@ -12,9 +13,13 @@ pub(crate) struct DrafterArgs {
     #[arg(long, value_name = "DRAFTER", default_value = "auto", help = draft_help())]
     pub(crate) draft: DraftChoice,
     /// Vocabulary entries that the draft head scores: the first N, or all; auto takes 32768 of a
-    /// large vocabulary. Texts that need other tokens fall back to all
+    /// large vocabulary, and FILE.json, which count writes, the 32768 most frequent ones
+    /// (FILE.json:N another number). Texts that need other tokens fall back to all
     #[arg(long, value_name = "N", default_value = "auto")]
     pub(crate) draft_vocab: DraftVocabulary,
+    /// Newest rows of the target that a Gemma 4 assistant reads, for long contexts; all if not given
+    #[arg(long, value_name = "ROWS")]
+    pub(crate) draft_window: Option<NonZeroUsize>,
     /// How drafted tokens are accepted: exact gives the text of plain decoding, token for token;
     /// residual (rejection sampling) keeps only the output distribution, and accepts more tokens
     #[arg(long, value_name = "RULE", default_value = "exact", value_parser = accept_rule())]
@@ -32,6 +37,18 @@ pub(crate) struct DraftArgs {
     pub(crate) draft_max: usize,
 }
 
+impl Default for DraftArgs {
+    fn default() -> Self {
+        DraftArgs {
+            drafter: DrafterArgs {
+                draft: DraftChoice::Auto,
+                ..DraftArgs::none().drafter
+            },
+            draft_max: engine::DEFAULT_DRAFT_MAX,
+        }
+    }
+}
+
 impl DraftArgs {
     /// Plain decoding, for commands that draft nothing.
     pub(crate) fn none() -> Self {
@@ -39,6 +56,7 @@ impl DraftArgs {
             drafter: DrafterArgs {
                 draft: DraftChoice::None,
                 draft_vocab: DraftVocabulary::default(),
+                draft_window: None,
                 accept: Accept::default(),
             },
             draft_max: 0,

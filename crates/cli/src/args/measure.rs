@@ -120,6 +120,58 @@ pub(crate) struct PerplexityArgs {
     pub(crate) json: bool,
 }
 
+/// `paceline count`.
+#[derive(Debug, Args)]
+pub(crate) struct CountArgs {
+    /// The file to write, whose name ends in .json, for --draft-vocab
+    #[arg(value_name = "OUT", value_parser = json_file)]
+    pub(crate) out: PathBuf,
+    /// Texts to count, as perplexity takes them [default: answers that the model writes]
+    #[arg(value_name = "TEXT")]
+    pub(crate) texts: Vec<PathBuf>,
+    /// Which model.
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// How it is loaded.
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Prompts to answer: JSON lines with `messages` or `prompt` [default: nine short ones]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "texts",
+        help_heading = "Text"
+    )]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Answers to each prompt: the first greedy, the others sampled at temperature 1
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u64).range(1..),
+        conflicts_with = "texts",
+        help_heading = "Text"
+    )]
+    pub(crate) answers: u64,
+    /// Tokens an answer may have
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        conflicts_with = "texts",
+        help_heading = "Text"
+    )]
+    pub(crate) max_tokens: usize,
+}
+
+/// A file that `--draft-vocab` takes.
+fn json_file(name: &str) -> Result<PathBuf, String> {
+    match name.ends_with(".json") {
+        true => Ok(name.into()),
+        false => Err("its name must end in .json".into()),
+    }
+}
+
 /// `paceline conformance`.
 #[derive(Debug, Args)]
 pub(crate) struct ConformanceArgs {

@@ -33,7 +33,7 @@ pub(crate) use convert::{Container, ConvertArgs};
 pub(crate) use draft::DraftArgs;
 pub(crate) use form::{FormArgs, TextForm};
 pub(crate) use launch::{LaunchArgs, PsArgs, StopArgs};
-pub(crate) use measure::{BenchArgs, ConformanceArgs, PerplexityArgs};
+pub(crate) use measure::{BenchArgs, ConformanceArgs, CountArgs, PerplexityArgs};
 pub(crate) use media::MediaArgs;
 pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
 pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ModelsArgs, ServeArgs};
@@ -110,6 +110,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Measure how well a model predicts a text
     Perplexity(Box<PerplexityArgs>),
+    /// Count the tokens of a model's text, for --draft-vocab
+    Count(Box<CountArgs>),
     /// Prove on a model and a device that speculation changes no token
     Conformance(Box<ConformanceArgs>),
     /// Tell from a trace what other draft lengths would have brought

@@ -25,7 +25,8 @@ use anyhow::{Context, Result, bail};
 use axes::Axes;
 use engine::{Engine, EngineOptions, LoadOptions, Model, ModelInfo};
 pub(crate) use length::BenchLength;
-use prompts::{Wording, random, wordings};
+pub(crate) use prompts::wordings;
+use prompts::{Wording, random};
 use runs::Run;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
     if !output.quiet {
         say!("{}", model::describe(&info));
     }
-    let wordings = wordings(args, file.as_deref())?;
+    let wordings = wordings(args.prompts.as_deref(), file.as_deref())?;
     let times = if args.no_steps {
         Times::default()
     } else {

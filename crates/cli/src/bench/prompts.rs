@@ -1,7 +1,6 @@
 //! The prompts that are answered: built-in ones, or those of `--prompts`; then some of random tokens, whose
 //! texts are hard to guess.
 
-use crate::args::BenchArgs;
 use crate::model;
 use anyhow::{Context, Result, bail};
 use engine::Text;
@@ -98,7 +97,7 @@ fn no_category() -> String {
 }
 
 /// What a prompt asks, before the tokenizer reads it.
-pub(super) struct Wording {
+pub(crate) struct Wording {
     class: String,
     /// A conversation; empty if `raw` is a text to continue.
     messages: Vec<Value>,
@@ -108,16 +107,16 @@ pub(super) struct Wording {
 }
 
 /// One prompt, ready to run.
-pub(super) struct Prompt {
+pub(crate) struct Prompt {
     pub(super) class: String,
-    pub(super) ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// Whether it is of random tokens: written at [`RANDOM_TEMPERATURE`] alone, and on after the model's own end.
     pub(super) is_random: bool,
 }
 
 /// What the prompts of `file` ask, which is the text of `--prompts`, or the built-in ones.
-pub(super) fn wordings(args: &BenchArgs, file: Option<&str>) -> Result<Vec<Wording>> {
-    match (&args.prompts, file) {
+pub(crate) fn wordings(path: Option<&Path>, file: Option<&str>) -> Result<Vec<Wording>> {
+    match (path, file) {
         (Some(path), Some(file)) => of_file(path, file),
         _ => Ok(built_in()),
     }
@@ -125,7 +124,7 @@ pub(super) fn wordings(args: &BenchArgs, file: Option<&str>) -> Result<Vec<Wordi
 
 impl Wording {
     /// The prompt with the text `before` in front of what its first user says, or of the text to continue.
-    pub(super) fn encode(&self, text: &Text, before: &str) -> Result<Prompt> {
+    pub(crate) fn encode(&self, text: &Text, before: &str) -> Result<Prompt> {
         let encoded: Result<Vec<u32>> = match self.messages.is_empty() {
             true => text
                 .encode_prompt(&format!("{before}{}", self.raw))

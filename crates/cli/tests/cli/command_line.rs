@@ -21,6 +21,7 @@ fn help_is_as_written() {
         "inspect",
         "bench",
         "perplexity",
+        "count",
         "replay",
         "conformance",
         "convert",

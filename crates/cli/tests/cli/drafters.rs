@@ -46,6 +46,49 @@ fn any_drafter_gives_the_same_text() {
     }
 }
 
+#[test]
+fn a_counted_vocabulary_and_a_window_change_guesses_alone() {
+    let folder = folder("counted");
+    for (model, head) in [(WITH_MTP, "mtp"), (WITH_ASSISTANT, "assistant")] {
+        fs::write(
+            folder.join("text.txt"),
+            "The cat sat on the mat. ".repeat(4),
+        )
+        .unwrap();
+        let count = |more: &[&str]| {
+            let file = format!("{model}.json");
+            let words = ["count", "-q", "-m", model, "--no-probe", &file];
+            good(paceline(&folder, &[&words, more].concat()));
+            let counts = fs::read(folder.join(&file)).unwrap();
+            serde_json::from_slice::<Value>(&counts).unwrap()
+        };
+        let of_text = count(&["text.txt"]);
+        let most = of_text["counts"][0][1].as_u64().unwrap();
+        assert!(most >= 4 && of_text["tokens"].as_u64().unwrap() > 4 * 4);
+        let written = count(&["--max-tokens", "24", "--answers", "2"]);
+        let n = written["counts"].as_array().unwrap().len();
+        assert!(n > 20, "{n}");
+        let run = |more: &[&str]| {
+            let words = [PROMPT, "-n", "40", "-m", model, "--no-probe"];
+            run_json(&folder, &[&words, more].concat())
+        };
+        let plain = run(&["--draft", "none"]);
+        let counted = format!("{model}.json:300");
+        let window = ["--draft-vocab", &counted, "--draft-window", "6"];
+        let options = match head {
+            "mtp" => &window[..2],
+            _ => &window[..],
+        };
+        let drafted = run(&[&["--draft", head], options].concat());
+        assert_eq!(drafted["token_ids"], plain["token_ids"]);
+        assert_eq!(drafted["speculation"]["engaged"], true);
+    }
+    let other = format!("{WITH_MTP}.json");
+    let words = ["run", PROMPT, "-m", WITH_ASSISTANT, "--draft-vocab", &other];
+    let error = bad(paceline(&folder, &words));
+    assert!(error.contains("another vocabulary"), "{error}");
+}
+
 /// A folder with an EAGLE-3 head for [`WITH_ASSISTANT`] that has learnt nothing.
 fn eagle3(folder: &Path) -> PathBuf {
     const HIDDEN: usize = 384;

@@ -24,7 +24,7 @@ pub(crate) const KIND: HeadDrafter = HeadDrafter {
     load,
 };
 
-const NAME: &str = "assistant";
+pub(crate) const NAME: &str = "assistant";
 
 fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> {
     let Place::At(source) = place else {
@@ -34,6 +34,9 @@ fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> 
     let mut head = Gemma4Assistant::load(pair.b, &checkpoint, pair.target)?;
     if let Some(ids) = &pair.shortlist {
         head = head.with_shortlist(pair.b, &checkpoint, ids)?;
+    }
+    if let Some(rows) = pair.options.draft_window {
+        head = head.with_window(rows.get());
     }
     let found = FoundHead {
         what: "assistant",

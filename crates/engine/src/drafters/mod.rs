@@ -11,6 +11,8 @@ mod model;
 mod mtp;
 pub(crate) mod pairing;
 
+pub(crate) use assistant::NAME as ASSISTANT;
+
 use crate::error::{DrafterReason, EngineError, MissingHead, NoHead, RefusedHead, Remedy};
 use crate::options::DraftChoice;
 use crate::source::Source;
