@@ -589,7 +589,7 @@ mod tests {
         );
         assert_eq!(
             message("[walk]\nraw = true"),
-            "test.toml: there is no command `walk` with options; known are run, chat, serve, launch, inspect, bench, perplexity, conformance"
+            "test.toml: there is no command `walk` with options; known are run, chat, serve, launch, inspect, bench, perplexity, count, conformance"
         );
         assert_eq!(
             message("a = 1\nb = \n"),

@@ -39,6 +39,9 @@ fn spelled(error: &EngineError) -> Option<String> {
         EngineError::DraftTooLong { asked, most } => {
             format!("--draft-max {asked} is more than {most}")
         }
+        EngineError::DraftVocabulary { .. } => {
+            format!("{error}; `paceline count` writes one for this model")
+        }
         EngineError::NoSize => "--parallel, --chunk and --context must be at least 1".into(),
         EngineError::ContextTooLong { asked, most } => {
             format!("--context {asked} is more than the {most} tokens that this model knows")

@@ -1,7 +1,7 @@
 //! How often the tokens of a vocabulary occur in some texts, and the file that says so.
 //!
 //! ```json
-//! {"format": "paceline token counts", "version": 1, "vocabulary_sha256": "…", "tokens": 9, "counts": [[17, 6], [4, 3]]}
+//! {"format": "token counts", "version": 1, "vocabulary_sha256": "…", "tokens": 9, "counts": [[17, 6], [4, 3]]}
 //! ```
 //!
 //! Counts are of tokens by id, the most frequent first. The hash is of the vocabulary's entries in
@@ -15,7 +15,7 @@ use std::path::Path;
 use text::Tokenizer;
 
 /// What a file of counts says of itself.
-const FORMAT: &str = "paceline token counts";
+const FORMAT: &str = "token counts";
 /// The version of the format.
 const VERSION: u32 = 1;
 /// Largest file: a million tokens of 20 bytes each.
@@ -97,7 +97,7 @@ impl TokenCounts {
             if parsed.vocabulary_sha256 == own {
                 return Ok(parsed);
             }
-            Err("it counts tokens of another vocabulary; count those of this model with `paceline count`".into())
+            Err("it counts tokens of another vocabulary".into())
         });
         let parsed = parsed.map_err(|reason| EngineError::DraftVocabulary {
             file: file.into(),
@@ -120,13 +120,13 @@ fn parse(file: &Path) -> Result<CountsFile, String> {
     }
     let bytes = std::fs::read(file).map_err(|e| e.to_string())?;
     let parsed: CountsFile = serde_json::from_slice(&bytes)
-        .map_err(|e| format!("it is no file of token counts ({e}); `paceline count` writes one"))?;
+        .map_err(|e| format!("it is no file of token counts ({e})"))?;
     match (parsed.format == FORMAT, parsed.version) {
         (true, VERSION) => Ok(parsed),
         (true, version) => Err(format!(
             "it has version {version} of the format, and this program reads version {VERSION}"
         )),
-        (false, _) => Err("it is no file of token counts; `paceline count` writes one".into()),
+        (false, _) => Err("it is no file of token counts".into()),
     }
 }
 

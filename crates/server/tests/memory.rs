@@ -49,12 +49,12 @@ async fn a_request_that_waits_holds_at_most_three_times_its_body() {
     let zz = objects(15_000);
     let ids = vec!["1"; 8000].join(",");
     let options = r#""max_tokens":5,"temperature":0"#;
+    let objects =
+        || format!(r#"{{{options},"messages":[{{"role":"user","content":"hi","zz":[{zz}]}}]}}"#);
     for (what, path, body) in [
-        (
-            "objects in a message",
-            CHAT,
-            format!(r#"{{{options},"messages":[{{"role":"user","content":"hi","zz":[{zz}]}}]}}"#),
-        ),
+        // The first that wait have the server make what it keeps for good, such as the compiled template.
+        ("", CHAT, objects()),
+        ("objects in a message", CHAT, objects()),
         (
             "objects in tools that are declined",
             CHAT,
@@ -86,7 +86,11 @@ async fn a_request_that_waits_holds_at_most_three_times_its_body() {
         let held = ALLOCATOR.current_usage().saturating_sub(before);
         let peak = ALLOCATOR.peak_usage().saturating_sub(before);
         eprintln!("{what}: {} bytes, {N} hold {held}, peak {peak}", body.len());
-        assert!(held <= 3 * N * body.len(), "{what}: {held} held");
+        let is_measured = !what.is_empty();
+        assert!(
+            !is_measured || held <= 3 * N * body.len(),
+            "{what}: {held} held"
+        );
         drop(waiting);
         server
             .until("none waits", |c| c.waiting.load(Ordering::Acquire) == 0)

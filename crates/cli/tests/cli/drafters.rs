@@ -86,7 +86,10 @@ fn a_counted_vocabulary_and_a_window_change_guesses_alone() {
     let other = format!("{WITH_MTP}.json");
     let words = ["run", PROMPT, "-m", WITH_ASSISTANT, "--draft-vocab", &other];
     let error = bad(paceline(&folder, &words));
-    assert!(error.contains("another vocabulary"), "{error}");
+    assert!(
+        error.contains("another vocabulary; `paceline count`"),
+        "{error}"
+    );
 }
 
 /// A folder with an EAGLE-3 head for [`WITH_ASSISTANT`] that has learnt nothing.
