@@ -143,6 +143,33 @@ impl LayerNorm {
     }
 }
 
+/// `x Wᵀ + b`
+pub(crate) struct Linear {
+    /// `[rows, cols]`
+    pub(crate) weight: Matrix,
+    /// `[1, rows]`
+    pub(crate) bias: Tensor,
+}
+
+impl Linear {
+    pub(crate) fn load(
+        at: &Loader<'_>,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, ModelError> {
+        Ok(Linear {
+            weight: at.matrix(name, rows, cols)?,
+            bias: at.bias(name, rows)?,
+        })
+    }
+
+    /// `x: [n, cols] → [n, rows]`
+    pub(crate) fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
+        b.affine(b.matmul(x, &self.weight), None, &self.bias)
+    }
+}
+
 /// `clamp(clamp(x) Wᵀ)`, without bounds where there are none.
 pub(crate) struct ClippedLinear {
     weight: Matrix,

@@ -12,7 +12,7 @@
 //! column. Letters: `n` patches, `Hv` hidden size, `h` heads of size `e`, `m` the merge size, `H`
 //! the target's hidden size.
 
-use crate::layers::{LayerNorm, Loader, frequencies};
+use crate::layers::{LayerNorm, Linear, Loader, frequencies};
 use crate::media::{
     Cut, FrameAttention, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
     Tower, TowerKind, TowerLayers, TowerOutline, TowerPlan, VideoRule, channel_last, gathered,
@@ -241,25 +241,6 @@ impl Config {
             frequencies: [&of_axis[..], &of_axis[..]].concat(),
             axes: [rows, columns].concat(),
         }
-    }
-}
-
-/// `x Wᵀ + b`
-struct Linear {
-    weight: Matrix,
-    bias: Tensor,
-}
-
-impl Linear {
-    fn load(at: &Loader<'_>, name: &str, rows: usize, cols: usize) -> Result<Self, ModelError> {
-        Ok(Linear {
-            weight: at.matrix(name, rows, cols)?,
-            bias: at.bias(name, rows)?,
-        })
-    }
-
-    fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
-        b.affine(b.matmul(x, &self.weight), None, &self.bias)
     }
 }
 

@@ -12,28 +12,8 @@
 
 use super::config::{Config, MarkovType};
 use crate::ModelError;
-use crate::layers::Loader;
+use crate::layers::{Linear, Loader};
 use backend::{Activation, Backend, Matrix, Tensor, math};
-
-/// A linear with a bias.
-struct Linear {
-    weight: Matrix,
-    bias: Tensor,
-}
-
-impl Linear {
-    fn load(at: &Loader<'_>, name: &str, rows: usize, cols: usize) -> Result<Self, ModelError> {
-        Ok(Linear {
-            weight: at.matrix(name, rows, cols)?,
-            bias: at.bias(name, rows)?,
-        })
-    }
-
-    /// `x: [n, cols] → [n, rows]`
-    fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
-        b.affine(b.matmul(x, &self.weight), None, &self.bias)
-    }
-}
 
 /// What stands between the previous token's row of `w1` and `w2`.
 enum Kind {

@@ -288,7 +288,7 @@ impl Curve {
         Curve(BTreeMap::from([(0, nothing)]))
     }
 
-    /// The same times, as if none had been measured.
+    /// A curve with the times of this one, as if none of them had been measured.
     fn as_a_guess(&self) -> Self {
         let guess = |(&count, point): (&usize, &Point)| {
             (

@@ -14,7 +14,7 @@ pub(super) struct Fit {
     costs: Costs,
     /// The chance of a guess of a head by its position in the draft, if those before it were accepted.
     pub(super) guessed: Vec<f64>,
-    /// The same of a copied token.
+    /// The chance of a copied token by its position in the draft, if those before it were accepted.
     pub(super) copied: Vec<f64>,
     /// How much longer rounds took than they usually do.
     pub(super) scale: f64,
