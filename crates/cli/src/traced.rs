@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use engine::{ModelInfo, StepSink};
 use std::sync::Arc;
 use trace::Writer;
-use trace::schema::Model;
+use trace::schema::{Delivery, Model};
 
 /// The trace that is written, if one is asked for.
 #[derive(Clone)]
@@ -43,7 +43,11 @@ impl Traced {
             sequences: info.sequences,
         });
         Some(StepSink(Arc::new(move |report| {
-            writer.round(model, &report.requests, &report.step);
+            let delivery = report.delivery.map(|times| Delivery {
+                took: times.took,
+                waited: times.waited,
+            });
+            writer.round(model, &report.requests, &report.step, delivery);
         })))
     }
 

@@ -215,6 +215,7 @@ mod tests {
             "run chat serve launch inspect replay",
             "the longest draft",
         ),
+        ("no-overlap", "run chat serve bench", "when text is sent"),
         ("draft-lengths", "bench", "rows of the table"),
         ("draft-fixed", "replay", "rows of the table"),
         ("contexts", "bench", "rows of the table"),

@@ -6,6 +6,10 @@
 //!
 //! A call inside reasoning is reasoning, and a mark of reasoning inside a call is text. Text is whole characters, and nothing that may still become a stop string is sent.
 
+mod beside;
+
+pub(crate) use beside::{Beside, Slot};
+
 use crate::embedding::Embedding;
 use crate::lines::Lines;
 use crate::multimodal::MediaRowCounts;
@@ -14,7 +18,7 @@ use crate::request::{
     CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, RoundEvent,
     Segment, Sink, Speculation, Timings, TracedToken, Usage, WrittenToken,
 };
-use speculate::{Finish, RoundTrace, Stream, TokenSource};
+use speculate::{Finish, Logprobs, RoundTrace, Stream, TokenSource};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,27 +28,16 @@ use text::{
     ToolCalls, ToolEvent,
 };
 
-/// A request that runs: its stream, and what turns its tokens into events.
+/// A request that runs.
 pub(crate) struct Running {
     pub(crate) stream: Stream,
-    /// Takes the request's events.
-    pub(crate) sink: Sink,
+    /// What turns the stream's tokens into events; [`Beside`] has it while it delivers them.
+    pub(crate) reply: Option<Box<Reply>>,
     pub(crate) cancel: CancelToken,
-    pub(crate) writing: Writing,
-    /// Holds text back that may become a stop string.
-    pub(crate) stops: StopStrings,
-    /// The stop strings, in the order of the request.
-    pub(crate) stop_strings: Vec<String>,
-    /// Rows of the prompt that were told to have run.
-    pub(crate) read: usize,
-    /// Tokens of the stream's output that have been delivered.
-    pub(crate) delivered: usize,
     /// Milliseconds from submission to admission.
     pub(crate) queued_ms: f64,
     /// Whether the request may draft at all.
     pub(crate) speculates: bool,
-    /// When the first token came, if one has come.
-    pub(crate) first_token: Option<Instant>,
     /// The request's number, for whoever keeps records of the engine.
     pub(crate) number: u64,
     /// Who asked.
@@ -58,6 +51,49 @@ pub(crate) struct Running {
     /// Prompt tokens that stand for media.
     pub(crate) media_tokens: MediaRowCounts,
 }
+
+/// What turns the tokens of a request into its events.
+pub(crate) struct Reply {
+    /// Takes the events.
+    sink: Sink,
+    writing: Writing,
+    /// Holds text back that may become a stop string.
+    stops: StopStrings,
+    /// The stop strings, in the order of the request.
+    stop_strings: Vec<String>,
+    /// Rows of the prompt that were told to have run.
+    read: usize,
+    /// Tokens of the stream's output that have been delivered.
+    delivered: usize,
+    /// When the first token came, if one has come.
+    first_token: Option<Instant>,
+}
+
+/// How much of a prompt has run.
+#[derive(Clone, Copy)]
+struct Progress {
+    done: usize,
+    total: usize,
+    cached: usize,
+}
+
+/// What a round has brought a request.
+pub(crate) struct News {
+    progress: Progress,
+    /// Tokens of the output, a stop token among them.
+    n_output: usize,
+    /// Tokens of the output that are not delivered yet, without a stop token.
+    tokens: Vec<u32>,
+    logprobs: Vec<Logprobs>,
+    /// What the round did, if that is traced.
+    round: Option<RoundTrace>,
+    finish: Option<Finish>,
+    /// Whether vectors are asked for instead of text.
+    pools: bool,
+}
+
+/// Where a reply is, but while [`Beside`] delivers.
+const HERE: &str = "replies are back when a round has ended";
 
 /// What turns tokens into text by channel.
 pub(crate) struct Writing {
@@ -275,12 +311,22 @@ fn call_id() -> String {
     format!("call_{:016x}{:08x}", random(), random() >> 32)
 }
 
-/// How far the prompt of `stream` is.
-pub(crate) fn progress(stream: &Stream) -> Event {
-    Event::Prefill {
-        done: stream.n_prefilled(),
-        total: stream.n_prompt(),
-        cached: stream.n_reused(),
+impl Progress {
+    /// How much of the prompt of `stream` has run.
+    fn of(stream: &Stream) -> Self {
+        Progress {
+            done: stream.n_prefilled(),
+            total: stream.n_prompt(),
+            cached: stream.n_reused(),
+        }
+    }
+
+    fn event(self) -> Event {
+        Event::Prefill {
+            done: self.done,
+            total: self.total,
+            cached: self.cached,
+        }
     }
 }
 
@@ -309,35 +355,67 @@ struct Taken {
     is_last: bool,
 }
 
-impl Running {
-    /// Sends the newest tokens; the reason to end, if there is one.
-    pub(crate) fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
-        if self.stream.finish().is_none() && self.is_behind() {
+impl Reply {
+    /// The reply of a stream that starts. Says how much of its prompt was cached.
+    pub(crate) fn begin(
+        mut sink: Sink,
+        writing: Writing,
+        (stops, stop_strings): (StopStrings, Vec<String>),
+        stream: &Stream,
+    ) -> Box<Self> {
+        let progress = Progress::of(stream);
+        sink(progress.event());
+        Box::new(Reply {
+            sink,
+            writing,
+            stops,
+            stop_strings,
+            read: progress.done,
+            delivered: 0,
+            first_token: None,
+        })
+    }
+
+    /// Takes from `stream` what the round has brought it.
+    fn news(&self, stream: &mut Stream) -> News {
+        let (output, finish) = (stream.output(), stream.finish());
+        let end = output.len() - usize::from(finish == Some(Finish::Stop));
+        let tokens = output[self.delivered.min(end)..end].to_vec();
+        News {
+            progress: Progress::of(stream),
+            n_output: output.len(),
+            tokens,
+            logprobs: stream.take_logprobs(),
+            round: stream.take_rounds().pop(),
+            finish,
+            pools: stream.pools(),
+        }
+    }
+
+    /// Sends what the round has brought; the reason to end, if there is one.
+    fn deliver(&mut self, text: &Text, news: News) -> Option<FinishReason> {
+        if news.finish.is_none() && self.is_behind(&news) {
             return None;
         }
-        if self.stream.output().is_empty() && self.stream.finish().is_none() {
-            self.read = self.stream.n_prefilled();
-            let listening = (self.sink)(progress(&self.stream));
+        if news.n_output == 0 && news.finish.is_none() {
+            self.read = news.progress.done;
+            let listening = (self.sink)(news.progress.event());
             return (!listening).then_some(FinishReason::Cancelled);
         }
-        if self.stream.pools() {
+        if news.pools {
             return Some(FinishReason::Length);
         }
         self.first_token.get_or_insert_with(Instant::now);
-        let finish = self.stream.finish();
-        let end = self.n_written(finish);
         let mut segments = Vec::new();
         if !self.writing.begun.is_empty() {
             Segment::last_of(&mut segments, Channel::Answer).text =
                 std::mem::take(&mut self.writing.begun);
         }
-        let mut n_tokens = 0;
-        let mut logprobs = self.stream.take_logprobs().into_iter();
-        let mut round = self.stream.take_rounds().pop().map(RoundEvent::new);
+        let mut logprobs = news.logprobs.into_iter();
+        let mut round = news.round.map(RoundEvent::new);
         let mut reason = None;
-        for i in self.delivered..end {
-            let token = self.stream.output()[i];
-            n_tokens += 1;
+        for token in news.tokens {
+            self.delivered += 1;
             let taken = self
                 .writing
                 .take(text, token, &mut self.stops, &mut segments);
@@ -371,31 +449,8 @@ impl Running {
                 break;
             }
         }
-        self.delivered += n_tokens;
-        if reason.is_none()
-            && let Some(finish) = finish
-        {
-            let detokenizer = std::mem::replace(
-                &mut self.writing.detokenizer,
-                Detokenizer::new(Specials::Skip),
-            );
-            let outcome = self.stops.push(detokenizer.finish());
-            self.writing.say(&outcome.emit, &mut segments);
-            reason = Some(match (outcome.hit, finish) {
-                (Some(stop), _) => FinishReason::StopString(self.stop_strings[stop].clone()),
-                (None, Finish::Stop | Finish::Complete) => FinishReason::Stop,
-                // A fault fails, in `leave`.
-                (None, Finish::Length | Finish::NoToken | Finish::Constraint) => {
-                    FinishReason::Length
-                }
-            });
-            if outcome.hit.is_none() {
-                let stops = std::mem::replace(
-                    &mut self.stops,
-                    StopStrings::new(&[]).expect("no stops are allowed"),
-                );
-                self.writing.say(&stops.finish(), &mut segments);
-            }
+        if reason.is_none() {
+            reason = news.finish.map(|f| self.say_rest(f, &mut segments));
         }
         let reason = reason.map(|reason| self.writing.finish(reason, &mut segments));
         // Text comes after what tells of it; a sink that has stopped listening says so again.
@@ -410,17 +465,60 @@ impl Running {
         }
     }
 
-    /// Whether the round has brought nothing that is new: after a preemption, rows run again.
-    fn is_behind(&self) -> bool {
-        match self.stream.output().len() {
-            0 => self.stream.n_prefilled() < self.read,
-            n => n == self.delivered,
+    /// Says what was held back of a text whose stream has ended. Returns why the text ends.
+    fn say_rest(&mut self, finish: Finish, segments: &mut Vec<Segment>) -> FinishReason {
+        let detokenizer = std::mem::replace(
+            &mut self.writing.detokenizer,
+            Detokenizer::new(Specials::Skip),
+        );
+        let outcome = self.stops.push(detokenizer.finish());
+        self.writing.say(&outcome.emit, segments);
+        if let Some(stop) = outcome.hit {
+            return FinishReason::StopString(self.stop_strings[stop].clone());
+        }
+        let stops = std::mem::replace(
+            &mut self.stops,
+            StopStrings::new(&[]).expect("no stops are allowed"),
+        );
+        self.writing.say(&stops.finish(), segments);
+        match finish {
+            Finish::Stop | Finish::Complete => FinishReason::Stop,
+            // A fault fails, when the request leaves the scheduler.
+            Finish::Length | Finish::NoToken | Finish::Constraint => FinishReason::Length,
         }
     }
 
-    /// Output tokens that count: all but the stop token.
-    fn n_written(&self, finish: Option<Finish>) -> usize {
-        self.stream.output().len() - usize::from(finish == Some(Finish::Stop))
+    /// Sends an event that no round has brought.
+    pub(crate) fn tell(&mut self, event: Event) {
+        (self.sink)(event);
+    }
+
+    /// Whether the round has brought nothing that is new: after a preemption, rows run again.
+    fn is_behind(&self, news: &News) -> bool {
+        match news.n_output {
+            0 => news.progress.done < self.read,
+            n => n == self.delivered,
+        }
+    }
+}
+
+impl Running {
+    /// Sends the newest tokens; the reason to end, if there is one.
+    pub(crate) fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
+        let Running { stream, reply, .. } = self;
+        let reply = reply.as_mut().expect(HERE);
+        let news = reply.news(stream);
+        reply.deliver(text, news)
+    }
+
+    /// Takes the reply of a request that leaves, for its last event.
+    pub(crate) fn take_reply(&mut self) -> Box<Reply> {
+        self.reply.take().expect(HERE)
+    }
+
+    /// What the reply has come to so far.
+    fn reply(&self) -> &Reply {
+        self.reply.as_ref().expect(HERE)
     }
 
     pub(crate) fn outcome(
@@ -429,11 +527,11 @@ impl Running {
         drafter: Option<&str>,
         no_draft: Option<&str>,
     ) -> RequestOutcome {
-        let stats = self.stream.stats();
+        let (stats, reply) = (self.stream.stats(), self.reply());
         let reason = if self.speculates {
             no_draft.map_or_else(
                 || {
-                    if finish == FinishReason::Cancelled && self.delivered == 0 {
+                    if finish == FinishReason::Cancelled && reply.delivered == 0 {
                         "it was cancelled before the first token".to_owned()
                     } else if self.stream.output().is_empty() {
                         "no token was asked for".to_owned()
@@ -456,10 +554,10 @@ impl Running {
             prompt_tokens: self.stream.n_prompt(),
             cached_tokens: self.stream.n_reused(),
             media_tokens: self.media_tokens,
-            completion_tokens: self.delivered,
-            reasoning_tokens: self.writing.reasoning_tokens,
+            completion_tokens: reply.delivered,
+            reasoning_tokens: reply.writing.reasoning_tokens,
         };
-        let decode_ms = self
+        let decode_ms = reply
             .first_token
             .map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3);
         let prefill_ms = stats.prefill.as_secs_f64() * 1e3;
@@ -477,7 +575,7 @@ impl Running {
                 queued_ms: self.queued_ms,
                 prefill_ms,
                 decode_ms,
-                decode_tokens_per_second: rate(self.delivered.saturating_sub(1), decode_ms),
+                decode_tokens_per_second: rate(reply.delivered.saturating_sub(1), decode_ms),
                 prefill_tokens_per_second: rate(
                     usage.prompt_tokens - usage.cached_tokens,
                     prefill_ms,

@@ -42,6 +42,9 @@ pub struct EngineOptions {
     /// round's time, beside seven requests or more; beside fewer, `7 / requests` times as long, and beside
     /// none until it is done. Embeddings are the same.
     pub tower_share: u32,
+    /// Whether what a round has brought is turned into text and sent while the next tokens are drafted, by
+    /// a thread of its own. Texts are the same.
+    pub overlap: bool,
     /// What the engine counts in; those of an engine that has ended go on.
     pub counters: Arc<Counters>,
 }
@@ -55,6 +58,7 @@ impl Default for EngineOptions {
             step_sink: None,
             disk: None,
             tower_share: 10,
+            overlap: true,
             counters: Arc::default(),
         }
     }

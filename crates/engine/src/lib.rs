@@ -94,6 +94,6 @@ pub use speculate::{
     Accept, DraftLength, Guesser, Guessers, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS,
     NO_TOKEN_REASON, Pooling, Sampling, StepRecord, StreamStep, TokenSource, TopLogprobs,
 };
-pub use steps::{StepReport, StepSink};
+pub use steps::{DeliveryTimes, StepReport, StepSink};
 pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};
 pub use token_counts::TokenCounts;

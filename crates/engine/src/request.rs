@@ -127,7 +127,7 @@ pub struct ToolUse {
     pub calls_max: Option<usize>,
 }
 
-/// Receives a request's events, in order, on the engine's thread; it must not
+/// Receives a request's events, in order, on a thread of the engine; it must not
 /// block. Returns whether anyone still listens: `false` cancels the request.
 pub type Sink = Box<dyn FnMut(Event) -> bool + Send>;
 

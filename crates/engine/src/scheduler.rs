@@ -2,7 +2,7 @@
 //! same rounds.
 //!
 //! ```text
-//! loop:  take submissions → admit → make room → round → deliver
+//! loop:  take submissions → admit → make room → round, delivery beside its drafting → leave
 //! ```
 //!
 //! A request is admitted when a sequence is free and there are pages for it ([`admission`]), and leaves in
@@ -17,7 +17,7 @@ mod admission;
 mod preemption;
 
 use crate::counters::Counters;
-use crate::delivery::Running;
+use crate::delivery::{Beside, Running, Slot};
 use crate::disk::Disk;
 use crate::engine::EngineOptions;
 use crate::info::Model;
@@ -26,7 +26,7 @@ use crate::pace::Pace;
 use crate::pages::PageSink;
 use crate::queue::{Job, Queue};
 use crate::request::{Event, FinishReason};
-use crate::steps::{StepReport, StepSink};
+use crate::steps::{DeliveryTimes, StepReport, StepSink};
 use speculate::{Finish, NO_TOKEN_REASON, Speculator, Stream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,6 +65,8 @@ pub(crate) struct Scheduler {
     inbox: Receiver<Vec<Job>>,
     waiting: Queue,
     running: Vec<Running>,
+    /// What delivers beside drafting; without it, delivery waits for drafts.
+    beside: Option<Beside>,
     reuse: bool,
     page_sink: Option<PageSink>,
     step_sink: Option<StepSink>,
@@ -94,6 +96,8 @@ impl Scheduler {
         if options.step_sink.is_some() {
             model.speculator.watch_steps();
         }
+        let beside = (options.overlap && model.speculator.has_head())
+            .then(|| Beside::start(model.text.clone()));
         Scheduler {
             speculator: model.speculator,
             text: model.text,
@@ -106,6 +110,7 @@ impl Scheduler {
             inbox,
             waiting: Queue::default(),
             running: Vec::new(),
+            beside,
             reuse,
             page_sink: options.page_sink,
             step_sink: options.step_sink,
@@ -141,20 +146,28 @@ impl Scheduler {
             let chunk = self.pace.chunk(&self.due(), self.chunk);
             self.make_room(chunk);
             let due = self.due();
-            let mut streams: Vec<&mut Stream> =
-                self.running.iter_mut().map(|r| &mut r.stream).collect();
+            let parts = self.running.iter_mut().map(Running::parts);
+            let (mut streams, mut slots): (Vec<&mut Stream>, Vec<Slot<'_>>) = parts.unzip();
+            let beside = &mut self.beside;
             let start = Instant::now();
-            let round = self.speculator.round(&mut streams, chunk);
+            let round = self
+                .speculator
+                .round_telling(&mut streams, chunk, &mut |streams| {
+                    if let Some(beside) = beside {
+                        beside.begin(streams, &mut slots);
+                    }
+                });
             let rows = due.iter().map(|&rows| rows.min(chunk)).sum();
             let took = start.elapsed();
             self.pace.note(rows, took);
             if let Some(looking) = &mut self.looking {
                 looking.round(took, due.len());
             }
+            let delivered = self.beside.as_mut().and_then(|b| b.end(&mut self.running));
             match round {
                 Ok(()) => {
-                    self.tell_step();
-                    self.deliver();
+                    self.tell_step(delivered.as_ref().map(|(_, times)| *times));
+                    self.deliver(delivered.map(|(reasons, _)| reasons));
                 }
                 Err(error) => self.fail(&error.to_string()),
             }
@@ -216,10 +229,15 @@ impl Scheduler {
         });
     }
 
-    /// Sends what the round has brought.
-    fn deliver(&mut self) {
-        let text = self.text.clone();
-        self.leave(|running| running.deliver(&text));
+    /// Sends what the round has brought, unless that was done beside its drafting and has found
+    /// these `reasons` to end. Ends the requests that have one.
+    fn deliver(&mut self, reasons: Option<Vec<Option<FinishReason>>>) {
+        let Some(reasons) = reasons else {
+            let text = self.text.clone();
+            return self.leave(|running| running.deliver(&text));
+        };
+        let mut reasons = reasons.into_iter();
+        self.leave(|_| reasons.next().flatten());
     }
 
     /// Ends one request that has failed. What it remembers is not used again.
@@ -229,8 +247,9 @@ impl Scheduler {
         tracing::error!(error, "request failed");
         self.counters.running.fetch_sub(1, Ordering::AcqRel);
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        let mut reply = running.take_reply();
         self.speculator.close(running.stream);
-        (running.sink)(Event::Failed(error));
+        reply.tell(Event::Failed(error));
     }
 
     /// Ends every running request for which `end` has a reason.
@@ -308,6 +327,7 @@ impl Scheduler {
             running.stream.finish(),
             Some(Finish::NoToken | Finish::Constraint)
         );
+        let mut reply = running.take_reply();
         // Many documents would push out the conversations that somebody goes on with.
         let keeps = self.reuse && !is_fault && !is_preempted;
         if keeps && running.embedding.is_none() {
@@ -315,7 +335,7 @@ impl Scheduler {
         } else {
             self.speculator.close(running.stream);
         }
-        (running.sink)(Event::Done(Box::new(outcome)));
+        reply.tell(Event::Done(Box::new(outcome)));
     }
 
     /// Ends everything after a failed round.
@@ -324,20 +344,25 @@ impl Scheduler {
         for mut running in std::mem::take(&mut self.running) {
             self.counters.running.fetch_sub(1, Ordering::AcqRel);
             self.counters.failed.fetch_add(1, Ordering::Relaxed);
+            let mut reply = running.take_reply();
             self.speculator.close(running.stream);
-            (running.sink)(Event::Failed(error.to_owned()));
+            reply.tell(Event::Failed(error.to_owned()));
         }
         self.speculator.discard_all();
     }
 
     /// Tells what the round did, before any of its requests leaves.
-    fn tell_step(&mut self) {
+    fn tell_step(&mut self, delivery: Option<DeliveryTimes>) {
         let Some(StepSink(sink)) = &self.step_sink else {
             return;
         };
         if let Some(step) = self.speculator.take_step() {
             let requests = self.running.iter().map(|running| running.number).collect();
-            sink(StepReport { requests, step });
+            sink(StepReport {
+                requests,
+                step,
+                delivery,
+            });
         }
     }
 

@@ -3,6 +3,7 @@
 use speculate::StepRecord;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What one step did, and for whom.
 #[derive(Clone, Debug)]
@@ -11,6 +12,17 @@ pub struct StepReport {
     pub requests: Vec<u64>,
     /// What the step did.
     pub step: StepRecord,
+    /// How long the delivery of what it has brought took, if that went on beside drafting.
+    pub delivery: Option<DeliveryTimes>,
+}
+
+/// How long a delivery took that went on beside drafting. The time that this saved is the difference.
+#[derive(Clone, Copy, Debug)]
+pub struct DeliveryTimes {
+    /// Time from the first token to the last event.
+    pub took: Duration,
+    /// Time that the engine waited for it after drafting.
+    pub waited: Duration,
 }
 
 /// Takes what each step did, in order, on the engine's thread: it must not wait.

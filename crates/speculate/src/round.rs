@@ -134,6 +134,28 @@ impl Speculator {
     ///
     /// If a stream has ended, or `chunk` is 0.
     pub fn round(&mut self, streams: &mut [&mut Stream], chunk: usize) -> Result<(), RoundError> {
+        self.round_telling(streams, chunk, &mut |_| {})
+    }
+
+    /// A [round](Speculator::round) that calls `written` as soon as its tokens are part of the
+    /// streams' texts, before the next ones are drafted. What streams tell of the round is
+    /// complete then: tokens, [log-probabilities](Stream::take_logprobs),
+    /// [sources](Stream::take_rounds), whether they have ended. A round that fails may have called
+    /// it: its tokens are right, but no round follows.
+    ///
+    /// # Errors
+    ///
+    /// [`RoundError`]; the streams must then be closed.
+    ///
+    /// # Panics
+    ///
+    /// If a stream has ended, or `chunk` is 0.
+    pub fn round_telling(
+        &mut self,
+        streams: &mut [&mut Stream],
+        chunk: usize,
+        written: &mut dyn FnMut(&mut [&mut Stream]),
+    ) -> Result<(), RoundError> {
         assert!(
             chunk > 0 && streams.iter().all(|s| s.finish.is_none()),
             "streams that go on, and rows for them"
@@ -149,8 +171,10 @@ impl Speculator {
         }
         self.rollback(streams, &rows);
         let verify = start.elapsed();
+        written(streams);
+        let start = Instant::now();
         let longest = self.draft(streams, &rows, &verified)?;
-        let draft = start.elapsed() - verify;
+        let draft = start.elapsed();
         self.record(streams, &rows, longest, verify, draft);
         self.note_step(before, streams, &rows, (longest, verify, draft));
         Ok(())

@@ -88,6 +88,11 @@ impl Speculator {
         self.drafters.name()
     }
 
+    /// Whether a drafter with a model of its own may guess, so that a round spends time on drafting.
+    pub fn has_head(&self) -> bool {
+        self.drafters.head.is_some()
+    }
+
     /// The names of all that may guess: the head's, then that of n-grams.
     pub fn drafters(&self) -> Vec<&'static str> {
         let head = self.drafters.head.as_ref().map(|head| head.name());

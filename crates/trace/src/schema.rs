@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize, Serializer};
 use speculate::{StepRecord, StreamStep};
+use std::time::Duration;
 
 /// The name of the schema, in the header.
 pub const SCHEMA: &str = "paceline-trace";
@@ -95,6 +96,21 @@ pub struct Round {
     /// Milliseconds of the drafter.
     #[serde(serialize_with = "short")]
     pub draft_ms: f64,
+    /// Milliseconds of turning what the rows have brought into text and sending it, where that goes on
+    /// beside drafting.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "short_if_any"
+    )]
+    pub delivery_ms: Option<f64>,
+    /// Milliseconds of these that were left when drafting had ended.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "short_if_any"
+    )]
+    pub delivery_wait_ms: Option<f64>,
     /// Milliseconds that the length chooser expected of such a round; absent in prefill, and where
     /// it had nothing to go by.
     #[serde(
@@ -220,6 +236,9 @@ pub struct Summary {
     /// Milliseconds of the drafter.
     #[serde(serialize_with = "short")]
     pub draft_ms: f64,
+    /// Milliseconds that delivery beside drafting has saved.
+    #[serde(serialize_with = "short")]
+    pub overlap_saved_ms: f64,
 }
 
 impl Summary {
@@ -228,6 +247,8 @@ impl Summary {
         self.rounds += 1;
         self.verify_ms += round.verify_ms;
         self.draft_ms += round.draft_ms;
+        let (took, waited) = (round.delivery_ms, round.delivery_wait_ms);
+        self.overlap_saved_ms += took.unwrap_or(0.0) - waited.unwrap_or(0.0);
         for stream in &round.streams {
             self.emitted += stream.emitted as u64;
             // The prompt's last step is no round, and verifies nothing.
@@ -237,11 +258,29 @@ impl Summary {
     }
 }
 
+/// How long a delivery beside drafting took.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery {
+    /// All of it.
+    pub took: Duration,
+    /// The part after drafting.
+    pub waited: Duration,
+}
+
 impl Round {
+    /// The line of a round that has delivered beside drafting.
+    #[must_use]
+    pub fn with_delivery(self, delivery: Delivery) -> Self {
+        Round {
+            delivery_ms: Some(ms(delivery.took)),
+            delivery_wait_ms: Some(ms(delivery.waited)),
+            ..self
+        }
+    }
+
     /// The line of a step of the model number `model`, whose streams are of `requests`; it ended
     /// `t_ms` milliseconds after the start of the trace.
     pub fn new(model: usize, t_ms: f64, requests: &[u64], step: &StepRecord) -> Self {
-        let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
         let (verify_ms, draft_ms) = (ms(step.verify), ms(step.draft));
         let expected = &step.expected;
         let measured = expected.is_plain_measured;
@@ -256,6 +295,8 @@ impl Round {
             copy_asked: step.drafts.copied,
             verify_ms,
             draft_ms,
+            delivery_ms: None,
+            delivery_wait_ms: None,
             expected_ms: expected.ms,
             plain_ms: expected.plain_ms,
             plain: expected.plain_ms.map(|_| match measured {
@@ -301,6 +342,10 @@ impl StreamRound {
     }
 }
 
+fn ms(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}
+
 /// A number with four digits after the point: a tenth of a microsecond.
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn short<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
@@ -321,7 +366,6 @@ fn shortened(x: f64) -> f64 {
 mod tests {
     use super::*;
     use speculate::length::{Expectation, Longest};
-    use std::time::Duration;
 
     fn step() -> StepRecord {
         let stream = StreamStep {

@@ -3,7 +3,7 @@
 //! A disk may be slow, and an engine does not wait for it: a line that does not fit into the queue is
 //! counted and lost.
 
-use crate::schema::{Header, Line, Model, Round, SCHEMA, Summary, VERSION};
+use crate::schema::{Delivery, Header, Line, Model, Round, SCHEMA, Summary, VERSION};
 use speculate::StepRecord;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -95,11 +95,21 @@ impl Writer {
         number
     }
 
-    /// Writes what a step of the model number `model` did, whose streams are of `requests`. Never
-    /// waits.
-    pub fn round(&self, model: usize, requests: &[u64], step: &StepRecord) {
+    /// Writes what a step of the model number `model` did, whose streams are of `requests`, and how
+    /// long `delivery` took if that went on beside drafting. Never waits.
+    pub fn round(
+        &self,
+        model: usize,
+        requests: &[u64],
+        step: &StepRecord,
+        delivery: Option<Delivery>,
+    ) {
         let t_ms = self.start.elapsed().as_secs_f64() * 1e3;
-        let line = Line::Round(Round::new(model, t_ms, requests, step));
+        let round = Round::new(model, t_ms, requests, step);
+        let line = Line::Round(match delivery {
+            Some(delivery) => round.with_delivery(delivery),
+            None => round,
+        });
         if self
             .messages
             .try_send(Message::Line(Box::new(line)))
@@ -276,16 +286,22 @@ mod tests {
         let disk = Disk::default();
         let writer = writer(&disk, 64);
         let model = writer.model(Model::default());
-        (0..5).for_each(|_| writer.round(model, &[], &step()));
+        let delivery = Delivery {
+            took: Duration::from_millis(3),
+            waited: Duration::from_millis(1),
+        };
+        (0..3).for_each(|_| writer.round(model, &[], &step(), None));
+        (0..2).for_each(|_| writer.round(model, &[], &step(), Some(delivery)));
         writer.finish();
         // Nothing comes after the end.
-        writer.round(model, &[], &step());
+        writer.round(model, &[], &step(), None);
         drop(writer);
         let trace = disk.trace();
         assert_eq!((trace.models.len(), trace.models[0].rounds.len()), (1, 5));
         let summary = trace.summary.unwrap();
         assert_eq!((summary.rounds, summary.lost), (5, 0));
         assert_eq!((summary.verify_ms, summary.draft_ms), (20.0, 5.0));
+        assert_eq!(summary.overlap_saved_ms, 4.0);
     }
 
     #[test]
@@ -294,10 +310,10 @@ mod tests {
         let writer = writer(&disk, 4);
         let model = writer.model(Model::default());
         disk.set(|state| state.is_stuck = true);
-        writer.round(model, &[], &step());
+        writer.round(model, &[], &step(), None);
         disk.wait_until(|state| state.refused > 0);
         // The thread holds one line, and four wait; or the model's line was the one it held.
-        (0..100).for_each(|_| writer.round(model, &[], &step()));
+        (0..100).for_each(|_| writer.round(model, &[], &step(), None));
         disk.set(|state| state.is_stuck = false);
         writer.finish();
         let summary = disk.trace().summary.unwrap();
@@ -312,10 +328,10 @@ mod tests {
         let model = writer.model(Model::default());
         disk.wait_until(|state| state.bytes.iter().filter(|b| **b == b'\n').count() == 2);
         disk.set(|state| state.is_full = true);
-        (0..3).for_each(|_| writer.round(model, &[], &step()));
+        (0..3).for_each(|_| writer.round(model, &[], &step(), None));
         disk.wait_until(|state| state.refused > 0);
         disk.set(|state| state.is_full = false);
-        writer.round(model, &[], &step());
+        writer.round(model, &[], &step(), None);
         writer.finish();
         let trace = disk.trace();
         assert!(trace.models[0].rounds.is_empty() && trace.summary.is_none());

@@ -26,6 +26,15 @@ pub(crate) struct DrafterArgs {
     pub(crate) accept: Accept,
 }
 
+/// What goes on beside drafting.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Speculative decoding")]
+pub(crate) struct OverlapArgs {
+    /// Send text after the next tokens are drafted instead of meanwhile, to compare; the text is the same
+    #[arg(long)]
+    pub(crate) no_overlap: bool,
+}
+
 /// Which drafter guesses ahead, and how far.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]

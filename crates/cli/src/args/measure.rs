@@ -1,6 +1,6 @@
 //! The commands that measure and prove: `bench`, `perplexity` and `conformance`.
 
-use super::draft::{DrafterArgs, accept_rule};
+use super::draft::{DrafterArgs, OverlapArgs, accept_rule};
 use super::model::{LoadArgs, ModelArg, kv_entry};
 use super::values::{count, some};
 use crate::bench::BenchLength;
@@ -20,6 +20,8 @@ pub(crate) struct BenchArgs {
     /// Which drafter guesses ahead; `--draft-lengths` says how far.
     #[command(flatten)]
     pub(crate) drafter: DrafterArgs,
+    #[command(flatten)]
+    pub(crate) overlap: OverlapArgs,
     /// Prompts to run: JSON lines with `category` and `messages` or `prompt` [default: nine short
     /// ones]
     #[arg(long, value_name = "FILE", help_heading = "Bench")]

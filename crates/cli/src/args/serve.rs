@@ -1,6 +1,6 @@
 //! `paceline serve`: where it listens, whom it answers and how many at once.
 
-use super::draft::DraftArgs;
+use super::draft::{DraftArgs, OverlapArgs};
 use super::media::MediaArgs;
 use super::model::{LoadArgs, size};
 use super::text::{SamplerArgs, seed, template_arguments};
@@ -136,6 +136,8 @@ pub(crate) struct ServeArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
+    #[command(flatten)]
+    pub(crate) overlap: OverlapArgs,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
 }

@@ -1,6 +1,6 @@
 //! The commands that write a text, `run` and `chat`, and how its tokens are chosen.
 
-use super::draft::DraftArgs;
+use super::draft::{DraftArgs, OverlapArgs};
 use super::form::FormArgs;
 use super::model::{LoadArgs, ModelArg};
 use super::trace::TraceArgs;
@@ -207,6 +207,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
     #[command(flatten)]
+    pub(crate) overlap: OverlapArgs,
+    #[command(flatten)]
     pub(crate) trace: TraceArgs,
     /// Print one JSON object: text, tokens, times and what speculation did
     #[arg(long, help_heading = "Output")]
@@ -226,6 +228,8 @@ pub(crate) struct ChatArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
+    #[command(flatten)]
+    pub(crate) overlap: OverlapArgs,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
 }

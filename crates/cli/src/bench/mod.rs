@@ -140,6 +140,7 @@ fn run_classes(
     prompts.extend(random(&model.text, model.info.vocab_size));
     let options = EngineOptions {
         reuse: false, // the same prompts come again
+        overlap: !args.overlap.no_overlap,
         ..EngineOptions::default()
     };
     let engine = Engine::start(model, options);

@@ -61,6 +61,7 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
         interrupts.while_idle(|| model::load(&args.model.model, &args.load, &args.draft, 1))?;
     let options = EngineOptions {
         step_sink: traced.sink(&model.info),
+        overlap: !args.overlap.no_overlap,
         ..EngineOptions::default()
     };
     let engine = Engine::start(model, options);

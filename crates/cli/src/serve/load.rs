@@ -162,6 +162,7 @@ fn try_load(known: &Known, shared: &Shared, loading: &Loading) -> Result<Engine>
         step_sink,
         disk,
         tower_share: args.tower_share,
+        overlap: !args.overlap.no_overlap,
         counters: loading.counters(),
     };
     Ok(Engine::start(model, options))

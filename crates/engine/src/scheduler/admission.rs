@@ -10,7 +10,7 @@
 
 use super::Scheduler;
 use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
-use crate::delivery::{Running, Writing, progress};
+use crate::delivery::{Reply, Running, Writing};
 use crate::disk::Fetch;
 use crate::multimodal::{MediaRowCounts, PlacedMedia, is_seen};
 use crate::queue::{Job, Rank, Waiting};
@@ -160,19 +160,13 @@ impl Scheduler {
                     stream.pool(embedding.pooling);
                 }
                 self.counters.running.fetch_add(1, Ordering::AcqRel);
-                (job.sink)(progress(&stream));
+                let reply = Reply::begin(job.sink, writing, (stops, request.stop), &stream);
                 self.running.push(Running {
-                    read: stream.n_prefilled(),
                     stream,
-                    sink: job.sink,
+                    reply: Some(reply),
                     cancel: job.cancel,
-                    writing,
-                    stops,
-                    stop_strings: request.stop,
-                    delivered: 0,
                     queued_ms: job.submitted.elapsed().as_secs_f64() * 1e3,
                     speculates,
-                    first_token: None,
                     number: request.number.unwrap_or(rank.arrival),
                     client: request.client,
                     rank,

@@ -86,8 +86,9 @@ impl Scheduler {
             }
             Err(full) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                let mut reply = running.take_reply();
                 self.speculator.close(running.stream);
-                (running.sink)(Event::Failed(full.to_string()));
+                reply.tell(Event::Failed(full.to_string()));
             }
         }
     }

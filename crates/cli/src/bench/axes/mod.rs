@@ -244,6 +244,7 @@ impl Grid<'_> {
         let options = EngineOptions {
             reuse: false, // the same prompts come again
             step_sink: Some(StepSink(Arc::new(move |report| heard.hear(&report.step)))),
+            overlap: !self.args.overlap.no_overlap,
             ..EngineOptions::default()
         };
         let engine = engine::Engine::start(model, options);
