@@ -14,16 +14,21 @@ pub const NO_TOKEN: u32 = u32::MAX;
 /// model that computes any other row, or what came before it, is damaged.
 pub fn gives_token(row: &[f32]) -> bool {
     let (lanes, rest) = row.as_chunks::<16>();
-    let (mut no_number, mut any) = ([false; 16], [false; 16]);
+    // Without its sign, NaN alone is more than infinity as an integer: the difference is negative.
+    let distance = |x: f32| 0x7f80_0000 - (x.to_bits() & 0x7fff_ffff).cast_signed();
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (mut distances, mut largest) = ([0; 16], [f32::NEG_INFINITY; 16]);
     for x in lanes {
         for i in 0..16 {
-            no_number[i] |= x[i].is_nan() | (x[i] == f32::INFINITY);
-            any[i] |= x[i] > f32::NEG_INFINITY;
+            distances[i] |= distance(x[i]);
+            largest[i] = larger(largest[i], x[i]);
         }
     }
-    let rest_is_sound = rest.iter().all(|&x| x < f32::INFINITY);
-    let any = any.contains(&true) || rest.iter().any(|&x| x > f32::NEG_INFINITY);
-    any && rest_is_sound && !no_number.contains(&true)
+    let rest_distances = rest.iter().map(|&x| distance(x));
+    let has_nan = distances.into_iter().chain(rest_distances).any(|d| d < 0);
+    let all = largest.into_iter().chain(rest.iter().copied());
+    let largest = all.fold(f32::NEG_INFINITY, larger);
+    !has_nan && largest.is_finite()
 }
 
 /// How one token is chosen among a row of logits `l`, all of them as they are.

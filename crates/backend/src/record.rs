@@ -111,6 +111,18 @@ pub trait Record: Store {
         None
     }
 
+    /// Threads of the host that the device computes with, and that are free between steps: 1 where there are
+    /// none.
+    fn host_threads(&self) -> usize {
+        1
+    }
+
+    /// Calls `work` once for each number below `n`, on the [host's threads](Record::host_threads): for work
+    /// between steps whose parts do not need one another.
+    fn host_each(&self, n: usize, work: &(dyn Fn(usize) + Sync)) {
+        (0..n).for_each(work);
+    }
+
     /// Ends a step: waits, and returns the first error since the last call.
     fn finish(&self) -> Result<(), DeviceError>;
 

@@ -311,6 +311,14 @@ impl Sample for Cpu {
 }
 
 impl Record for Cpu {
+    fn host_threads(&self) -> usize {
+        self.device.pool.n_workers()
+    }
+
+    fn host_each(&self, n: usize, work: &(dyn Fn(usize) + Sync)) {
+        self.device.pool.each(n, 1, |_, range| range.for_each(work));
+    }
+
     fn finish(&self) -> Result<(), DeviceError> {
         Ok(())
     }

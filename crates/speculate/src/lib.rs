@@ -21,6 +21,7 @@ mod constrained;
 mod constraint;
 pub mod draft;
 mod forward;
+mod host_choices;
 mod kept;
 pub mod length;
 mod logprobs;

@@ -18,6 +18,7 @@
 use crate::accept::{Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
 use crate::draft::{self, DraftRequest, TargetView};
+use crate::host_choices::{self, OpenRows};
 use crate::length::{Guesser, LengthInput, Longest, Plan, RoundCost};
 use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
@@ -289,20 +290,19 @@ impl Speculator {
         let open = chosen.open();
         let scores = open.map_or_else(Default::default, |open| self.b.download(open));
         let cols = open.map_or(0, Tensor::cols);
+        let choosing = || streams.iter().zip(rows).filter(|(_, r)| r.chooses);
+        let n_rows = choosing().map(|(_, rows)| rows.n_drafted + 1);
+        let mut choices = host_choices::open_rows(n_rows, &chosen.tokens, (&scores, cols));
+        let choosing: Vec<&Stream> = choosing().map(|(stream, _)| &**stream).collect();
+        host_choices::choose_ahead(&*self.b, &choosing, &mut choices, cols);
         let context = self.memory.size().context;
-        let (mut row, mut first_open) = (0, 0);
-        for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.chooses) {
-            let own = row..row + rows.n_drafted + 1;
-            row = own.end;
-            let made = &chosen.tokens[own];
-            let n_open = made.iter().filter(|token| token.is_none()).count();
-            let scores = &scores[first_open * cols..][..n_open * cols];
-            first_open += n_open;
+        let choosing = streams.iter_mut().zip(rows).filter(|(_, r)| r.chooses);
+        for ((stream, rows), choices) in choosing.zip(choices) {
             if stream.finish.is_some() {
                 continue;
             }
             let n_judged = stream.logprobs.len();
-            let verdict = self.verdict(stream, &Choices { made, scores, cols });
+            let verdict = self.verdict(stream, &choices);
             let (n_known, is_first) = (stream.tokens.len(), rows.are_prompt(stream));
             stream.emit(&verdict, context);
             if stream.options.logprobs_of(LogprobsOf::Choice).is_some() {
@@ -345,7 +345,7 @@ impl Speculator {
 
     /// Which tokens of `stream`'s draft stay, and the token after them. All of these are in
     /// the stream's history then.
-    fn verdict(&mut self, stream: &mut Stream, choices: &Choices<'_>) -> Verdict {
+    fn verdict(&mut self, stream: &mut Stream, choices: &OpenRows<'_>) -> Verdict {
         let rejects = stream.rejects();
         let Stream {
             tokens,
@@ -358,7 +358,6 @@ impl Speculator {
         } = stream;
         let (sampling, scratch) = (&options.sampling, &mut self.scratch);
         let top_of_choice = options.logprobs_of(LogprobsOf::Choice);
-        let mut open = choices.scores.chunks_exact(choices.cols.max(1));
         let verdict = accept_with(draft, |i| {
             if i > 0 {
                 history.push(draft[i - 1]);
@@ -366,7 +365,7 @@ impl Speculator {
             if let Some(token) = choices.made[i] {
                 return token;
             }
-            let scores = open.next().expect("logits where no choice is made");
+            let scores = choices.logits[i];
             let position = (tokens.len() + i) as u64;
             let token = match draft.get(i) {
                 Some(&drafted) if rejects && gives_token(scores) => {
@@ -613,13 +612,4 @@ impl Speculator {
             self.lengths.book(&mut stream.ledger, &cost, n_emitted);
         }
     }
-}
-
-/// The target's choices after the last known token of a stream and each token of its draft.
-struct Choices<'a> {
-    /// The device's; none where one is to be made.
-    made: &'a [Option<u32>],
-    /// Rows of `cols` logits to make the others from, one after the other.
-    scores: &'a [f32],
-    cols: usize,
 }

@@ -3,6 +3,7 @@
 //! of such parts.
 
 use super::{DraftRequest, newest, shortest, wanting};
+use crate::host_choices::{RowChoice, are_worthwhile, choose_each};
 use crate::sample::{self, Scratch};
 use backend::{
     Backend, Batch, Chain, Link, NO_TOKEN, RowEdits, StepKey, Tensor, TokenChoice, TokenList,
@@ -230,6 +231,12 @@ pub(super) fn choose(
         }
     }
     let scores = b.download(&logits);
+    if let Some(tokens) = each_by_row(b, &scores, &scored, active, requests, drafts) {
+        for (&r, token) in active.iter().zip(tokens) {
+            drafts[r].push(token);
+        }
+        return;
+    }
     for (i, (&r, row)) in active
         .iter()
         .zip(scores.chunks_exact(logits.cols()))
@@ -267,6 +274,37 @@ pub(super) fn choose(
         }
         drafts[r].push(token);
     }
+}
+
+/// The next draft token of each of `active`, chosen by the device's threads on the host, if each
+/// depends on its row of scores alone and that is worth it.
+fn each_by_row(
+    b: &dyn Backend,
+    scores: &[f32],
+    scored: &Scored<'_>,
+    active: &[usize],
+    requests: &[DraftRequest<'_>],
+    drafts: &[Vec<u32>],
+) -> Option<Vec<u32>> {
+    let cols = scores.len() / active.len().max(1);
+    let is_able = |&r: &usize| {
+        requests[r].draft_probs.is_none() && requests[r].sampling.depends_on_row_alone()
+    };
+    if !are_worthwhile(b, active.len(), cols) || !active.iter().all(is_able) {
+        return None;
+    }
+    let choice = |(i, &r): (usize, &usize)| {
+        let request = &requests[r];
+        RowChoice {
+            sampling: request.sampling,
+            history: request.history,
+            position: (request.tokens.len() + drafts[r].len()) as u64,
+            ids: scored.ids(i),
+            logits: &scores[i * cols..][..cols],
+        }
+    };
+    let choices: Vec<RowChoice<'_>> = active.iter().enumerate().map(choice).collect();
+    Some(choose_each(b, &choices))
 }
 
 /// Takes the next token of each of `active` from those that are given; `false`, and nothing

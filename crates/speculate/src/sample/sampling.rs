@@ -354,6 +354,12 @@ impl Sampling {
         self.counts_tokens() || self.penalizes_passages() || self.min_tokens > 0
     }
 
+    /// Whether a choice depends on its row of logits alone: neither on the tokens before it nor on
+    /// what was chosen of other rows.
+    pub(crate) fn depends_on_row_alone(&self) -> bool {
+        !self.depends_on_text() && (self.mirostat == Mirostat::Off || self.temperature == 0.0)
+    }
+
     /// Whether a choice depends on how often tokens came before.
     pub(super) fn counts_tokens(&self) -> bool {
         let counts_output = self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
