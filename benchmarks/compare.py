@@ -114,8 +114,16 @@ class Bench:
             of_class = [line for line in lines if line.get("category") in categories]
             # Spread over the categories, however the file is sorted.
             step = max(1, len(of_class) // self.args.per_class)
-            chosen += [{"category": name, **{k: line[k] for k in ("messages", "raw") if k in line}} for line in of_class[::step][: self.args.per_class]]
+            of_class = of_class[::step]
+            chosen += [{"category": name, **{k: line[k] for k in ("messages", "raw") if k in line}} for line in of_class[: self.args.per_class]]
+            chosen += [prompt for tokens in self.args.contexts for prompt in self.behind(tokens, name, of_class)]
         return chosen
+
+    def behind(self, tokens, name, lines):
+        """A prompt of each kind of `lines` behind about so many tokens of text: four characters each."""
+        text = pathlib.Path(self.args.text).read_text()[: 4 * tokens]
+        ask = lambda line: line["raw"] if "raw" in line else line["messages"][-1]["content"]
+        return [{"category": f"{name} behind {tokens}", "raw": f"{text}\n\n{ask(line)}"} for line in lines[: self.args.per_context]]
 
     def speculation(self, model, into):
         prompts = self.prompts()
@@ -127,7 +135,8 @@ class Bench:
                 tag = f"{model.name}.draft{length}.round{i}"
                 flags = ["--no-steps", "--prompts", str(file), "--draft-lengths", str(length), "--max-tokens", str(self.args.max_tokens), "--json"]
                 for run in self.ours(f"{tag}.paceline", "bench", model, *flags)["runs"]:
-                    if run["class"] != "all":
+                    # The peer does not follow random tokens.
+                    if run["class"] not in ("all", "random"):
                         runs.append({"engine": "paceline", "round": i, "class": run["class"], "draft": length, "tok_s": run["tok_s"],
                                      "tokens_per_round": run["tokens_per_round"], "accepted_by_position": run["accepted_by_position"]})
                 runs += [dict(run, round=i) for run in self.serve(tag, model, length, prompts)]
@@ -137,7 +146,7 @@ class Bench:
         """The peer over the same prompts, by class."""
         print("  ", f"{tag}.server", flush=True)
         line = [str(pathlib.Path(self.args.peer) / "llama-server"), "-m", model.peer, *self.layers(), "-t", str(self.args.threads),
-                "-tb", str(self.args.threads), "-c", "4096", "-np", "1", "--port", str(PORT), "--jinja", "--no-webui", "--cache-ram", "0"]
+                "-tb", str(self.args.threads), "-c", str(4096 + max(self.args.contexts, default=0)), "-np", "1", "--port", str(PORT), "--jinja", "--no-webui", "--cache-ram", "0"]
         if length > 0:
             line += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(length)]
             line += ["-md", model.peer_draft, *self.layers("-ngld")] if model.peer_draft else []
@@ -292,7 +301,7 @@ def tables(report, out):
                   f"ratio {median(1e3 / r['ours_step_ms']['1'] / r['peer_decode_tok_s'] for r in rounds):.2f}\n", file=out)
         runs = m.get("speculation", [])
         if runs:
-            print("| class | draft | ours tok/s | against plain | tokens a round | peer tok/s | against plain | ours / peer's best |\n|---|---:|---:|---:|---:|---:|---:|---:|", file=out)
+            print("| class | draft | ours tok/s | against plain | tokens a round | accepted by position | peer tok/s | against plain | accepted of drafted | ours / peer's best |\n|---|---:|---:|---:|---:|---|---:|---:|---:|---:|", file=out)
             rate = {(r["engine"], r["round"], r["class"], r["draft"]): r["tok_s"] for r in runs}
             lengths, n = sorted({r["draft"] for r in runs}), range(1 + max(r["round"] for r in runs))
             for name in dict.fromkeys(r["class"] for r in runs):
@@ -300,9 +309,15 @@ def tables(report, out):
                     get = lambda engine, i, d: rate.get((engine, i, name, d), 0.0)
                     best = lambda i: max(get("llama.cpp", i, d) for d in lengths)
                     per_round = median(r["tokens_per_round"] for r in runs if r["engine"] == "paceline" and r["class"] == name and r["draft"] == d)
+                    ours = [r for r in runs if r["engine"] == "paceline" and r["class"] == name and r["draft"] == d]
+                    peer = [r for r in runs if r["engine"] == "llama.cpp" and r["class"] == name and r["draft"] == d]
+                    # Both write greedily: every round accepts the same.
+                    positions = " ".join(f"{share:.2f}" for share in ours[0]["accepted_by_position"]) if ours else ""
+                    drafted = sum(r["drafted"] for r in peer)
+                    share = f"{sum(r['accepted'] for r in peer) / drafted:.2f}" if drafted else ""
                     over = lambda engine: median(get(engine, i, d) / get(engine, i, 0) for i in n if get(engine, i, 0))
-                    print(f"| {name} | {d} | {median(get('paceline', i, d) for i in n):.1f} | {over('paceline'):.2f} | {per_round:.2f} | {median(get('llama.cpp', i, d) for i in n):.1f} "
-                          f"| {over('llama.cpp'):.2f} | {median(get('paceline', i, d) / best(i) for i in n if best(i)):.2f} |", file=out)
+                    print(f"| {name} | {d} | {median(get('paceline', i, d) for i in n):.1f} | {over('paceline'):.2f} | {per_round:.2f} | {positions} | {median(get('llama.cpp', i, d) for i in n):.1f} "
+                          f"| {over('llama.cpp'):.2f} | {share} | {median(get('paceline', i, d) / best(i) for i in n if best(i)):.2f} |", file=out)
             print(file=out)
         if "texts" in m:
             print(f"same text: {sum(t['same'] for t in m['texts'])} of {len(m['texts'])}\n", file=out)
@@ -327,6 +342,8 @@ def main():
     p.add_argument("--reps", type=int, default=7, help="repetitions of a step inside a round")
     p.add_argument("--draft-lengths", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2, 3, 4])
     p.add_argument("--per-class", type=int, default=6, help="prompts of each class")
+    p.add_argument("--contexts", type=lambda s: [int(n) for n in s.split(",")], default=[], help="also write behind so many tokens of --text")
+    p.add_argument("--per-context", type=int, default=1, help="prompts of each class behind such a text")
     p.add_argument("--max-tokens", type=int, default=96)
     p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; a GPU holds all layers of both engines")
     p.add_argument("--threads", type=int, default=os.cpu_count())
