@@ -324,8 +324,9 @@ impl Curve {
         };
     }
 
-    /// The time of `count`: between the nearest counts on a line; beyond the last one on the
-    /// line of the last two, never falling. A single point counts for all, and no point is 0.
+    /// The time of `count`: between the nearest counts on a line; beyond the last one on its line
+    /// with half of it, or with the one before it if none is so low, never falling: rows fill tiles, so the
+    /// line of two counts that are near can be flat. A single point counts for all, and no point is 0.
     fn at(&self, count: usize) -> f64 {
         // No step takes longer than its rows one by one: a time that says so was held up,
         // until it was measured some times.
@@ -344,13 +345,16 @@ impl Curve {
         match (below, above) {
             (Some((&x, p)), Some((&y, _))) if x == y => ms(x, p),
             (Some(low), Some(high)) => line(low, high).1,
-            (Some((&x, p)), None) => match self.0.range(..x).next_back() {
-                Some(before) => {
-                    let (slope, beyond) = line(before, (&x, p));
-                    if slope > 0.0 { beyond } else { ms(x, p) }
+            (Some((&x, p)), None) => {
+                let half = self.0.range(..=x / 2).next_back();
+                match half.or_else(|| self.0.range(..x).next_back()) {
+                    Some(before) => {
+                        let (slope, beyond) = line(before, (&x, p));
+                        if slope > 0.0 { beyond } else { ms(x, p) }
+                    }
+                    None => ms(x, p),
                 }
-                None => ms(x, p),
-            },
+            }
             (None, Some((&x, p))) => ms(x, p),
             (None, None) => 0.0,
         }
@@ -367,6 +371,16 @@ mod tests {
             (0..4).for_each(|round| curve.learn(count, ms, round));
         }
         curve
+    }
+
+    #[test]
+    fn times_beyond_all_counts_follow_the_line_over_half_of_them() {
+        // A tile has 8 rows: 9 to 16 take as long as two.
+        let stairs = curve(&[(1, 58.0), (8, 88.0), (11, 148.0), (16, 152.0)]);
+        assert_eq!(stairs.at(24), 216.0);
+        assert_eq!(stairs.at(32), 280.0);
+        // Nothing is known of half of it.
+        assert_eq!(curve(&[(4, 10.0), (6, 12.0)]).at(8), 14.0);
     }
 
     #[test]
