@@ -236,12 +236,6 @@ impl Memory {
         pages.fold(states, usize::saturating_add)
     }
 
-    /// Bytes of several `plans` at `size`, as of [`Memory::bytes`].
-    pub fn all_bytes(plans: &[MemoryPlan], size: &MemorySize) -> usize {
-        let bytes = plans.iter().map(|plan| Memory::bytes(plan, size));
-        bytes.fold(0, usize::saturating_add)
-    }
-
     /// Whether pages, slots and snapshots of `plan` at `size` have numbers: fewer than
     /// 2³² − 1 of a kind.
     pub fn has_numbers(plan: &MemoryPlan, size: &MemorySize) -> bool {

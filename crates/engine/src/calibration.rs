@@ -20,14 +20,14 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// The folder of times in the cache folder.
 const FOLDER: &str = "round-times";
 /// Changes when what is measured does, so that old times do not count.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The times of a model take about 2 KB.
 const BYTES_MAX: u64 = 64 << 10;
 
 /// Times of steps and drafts, and where they are from.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calibration {
-    /// Whether they were measured at an earlier start, and remembered.
+    /// Whether the times were measured at an earlier start, and remembered.
     pub cached: bool,
     /// Milliseconds that measuring took at this start.
     pub took_ms: f64,
@@ -36,7 +36,7 @@ pub struct Calibration {
 }
 
 /// Measures what rounds cost after one of the trial's prompts, or finds what an earlier start measured; nothing where
-/// nobody drafts, no prompt fits, or the model is not to be tried.
+/// nobody drafts, no prompt fits, or the model is not to be tried. `weights` says where weights are.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub(crate) fn run(
     speculator: &mut Speculator,
     text: &Text,
     options: &LoadOptions,
-    key: &Key<'_>,
+    (key, weights): (&Key<'_>, &str),
 ) -> Result<Option<Calibration>, RoundError> {
     if matches!(options.probing, Probing::Skip { .. })
         || key.draft_max == 0
@@ -58,6 +58,7 @@ pub(crate) fn run(
         env!("CARGO_PKG_VERSION"),
         options.machine,
         speculator.drafters(),
+        weights,
         key
     ]);
     let name = format!("{}.json", sha256(name.to_string().as_bytes()));

@@ -165,7 +165,10 @@ impl Constraint for ReplyConstraint {
             // Bits past the vocabulary count for nothing.
             allowed.fill(u32::MAX);
             for &token in &self.stop_tokens {
-                allowed[token as usize / 32] &= !(1 << (token % 32));
+                // A checkpoint may name one beyond its vocabulary.
+                if let Some(bits) = allowed.get_mut(token as usize / 32) {
+                    *bits &= !(1 << (token % 32));
+                }
             }
             return Ok(true);
         }
@@ -312,7 +315,8 @@ mod tests {
             let text = text.to_vec();
             Box::new(Exactly { text, n: 0 }) as Box<dyn Constraint>
         });
-        ReplyConstraint::new(Some(rules), answer, vec![STOP]).expect("limits something")
+        // One of the stop tokens is none of the vocabulary.
+        ReplyConstraint::new(Some(rules), answer, vec![STOP, 1 << 20]).expect("limits something")
     }
 
     fn allowed(reply: &mut ReplyConstraint) -> Option<Vec<u32>> {

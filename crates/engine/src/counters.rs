@@ -48,7 +48,7 @@ pub struct Counters {
     pub evicted_snapshots: AtomicU64,
     /// Texts of the prefix cache on disk that can be read.
     pub disk_files: AtomicUsize,
-    /// Bytes of their files.
+    /// Bytes of the prefix cache's files on disk.
     pub disk_bytes: AtomicUsize,
     /// Texts that were read from disk for a request.
     pub disk_hits: AtomicU64,

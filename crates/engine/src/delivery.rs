@@ -69,6 +69,26 @@ pub(crate) struct Reply {
     first_token: Option<Instant>,
 }
 
+/// How a request ends.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum End {
+    /// The text ends, for this reason.
+    Text(FinishReason),
+    /// The stream has failed, and no token before that ends the text.
+    Fault,
+}
+
+impl End {
+    /// Of a request whose stream has ended so, and nothing has ended its text before.
+    fn of_stream(finish: Finish) -> Self {
+        match finish {
+            Finish::Stop | Finish::Complete => End::Text(FinishReason::Stop),
+            Finish::Length => End::Text(FinishReason::Length),
+            Finish::NoToken | Finish::Constraint => End::Fault,
+        }
+    }
+}
+
 /// How much of a prompt has run.
 #[derive(Clone, Copy)]
 struct Progress {
@@ -92,7 +112,7 @@ pub(crate) struct News {
     pools: bool,
 }
 
-/// Where a reply is, but while [`Beside`] delivers.
+/// Why a reply is there whenever the scheduler asks for it.
 const HERE: &str = "replies are back when a round has ended";
 
 /// What turns tokens into text by channel.
@@ -183,7 +203,7 @@ impl Writing {
         let mut is_reasoning = splits && (was_reasoning || thought_mark.is_some());
         self.reasoning_tokens += usize::from(is_reasoning);
         let mark = thought_mark.or(call_mark.map(|(_, spelling)| spelling));
-        let (piece, StopOutcome { mut emit, hit }) = match mark {
+        let (piece, StopOutcome { emit, hit }) = match mark {
             None => {
                 let piece = match self.shown(text, token, was_reasoning, was_call) {
                     Some(mark) => self.detokenizer.part().to_owned() + mark,
@@ -201,9 +221,7 @@ impl Writing {
                 (mark.to_owned(), StopOutcome { emit, ..passed })
             }
         };
-        let last = self.lines.push(&emit);
-        emit.truncate(last.unwrap_or(emit.len()));
-        self.say(&emit, segments);
+        let is_last = self.say_lines(&emit, segments);
         if let Some(reasoning) = self.reasoning.as_mut().filter(|_| thought_mark.is_some()) {
             reasoning.turn(token);
         }
@@ -226,8 +244,15 @@ impl Writing {
             text: piece,
             channel,
             hit,
-            is_last: last.is_some(),
+            is_last,
         }
+    }
+
+    /// Sorts text into channels, up to where the limits of lines end it. Whether they do.
+    fn say_lines(&mut self, text: &str, segments: &mut Vec<Segment>) -> bool {
+        let last = self.lines.push(text);
+        self.say(&text[..last.unwrap_or(text.len())], segments);
+        last.is_some()
     }
 
     /// The spelling of `token` if it is a mark that is text here, although it may be a special
@@ -392,18 +417,21 @@ impl Reply {
         }
     }
 
-    /// Sends what the round has brought; the reason to end, if there is one.
-    fn deliver(&mut self, text: &Text, news: News) -> Option<FinishReason> {
+    /// Sends what the round has brought; how the request ends, if it does.
+    fn deliver(&mut self, text: &Text, news: News) -> Option<End> {
         if news.finish.is_none() && self.is_behind(&news) {
             return None;
         }
         if news.n_output == 0 && news.finish.is_none() {
             self.read = news.progress.done;
             let listening = (self.sink)(news.progress.event());
-            return (!listening).then_some(FinishReason::Cancelled);
+            return (!listening).then_some(End::Text(FinishReason::Cancelled));
         }
         if news.pools {
-            return Some(FinishReason::Length);
+            return Some(
+                news.finish
+                    .map_or(End::Text(FinishReason::Length), End::of_stream),
+            );
         }
         self.first_token.get_or_insert_with(Instant::now);
         let mut segments = Vec::new();
@@ -413,7 +441,7 @@ impl Reply {
         }
         let mut logprobs = news.logprobs.into_iter();
         let mut round = news.round.map(RoundEvent::new);
-        let mut reason = None;
+        let mut end = None;
         for token in news.tokens {
             self.delivered += 1;
             let taken = self
@@ -437,55 +465,61 @@ impl Reply {
                 .tokens
                 .push(written);
             if let Some(stop) = taken.hit {
-                reason = Some(FinishReason::StopString(self.stop_strings[stop].clone()));
+                let stop = self.stop_strings[stop].clone();
+                end = Some(End::Text(FinishReason::StopString(stop)));
                 break;
             }
             if self.writing.is_full() {
-                reason = Some(FinishReason::ToolCalls);
+                end = Some(End::Text(FinishReason::ToolCalls));
                 break;
             }
             if taken.is_last {
-                reason = Some(FinishReason::Length);
+                end = Some(End::Text(FinishReason::Length));
                 break;
             }
         }
-        if reason.is_none() {
-            reason = news.finish.map(|f| self.say_rest(f, &mut segments));
+        if end.is_none() {
+            end = news.finish.map(|f| self.say_rest(f, &mut segments));
         }
-        let reason = reason.map(|reason| self.writing.finish(reason, &mut segments));
+        let end = end.map(|end| match end {
+            End::Text(reason) => End::Text(self.writing.finish(reason, &mut segments)),
+            End::Fault => {
+                self.writing.finish(FinishReason::Length, &mut segments);
+                End::Fault
+            }
+        });
         // Text comes after what tells of it; a sink that has stopped listening says so again.
         if let Some((event, _)) = round {
             (self.sink)(Event::Round(Box::new(event)));
         }
         let listening = (self.sink)(Event::Text(segments));
-        if listening {
-            reason
-        } else {
-            reason.or(Some(FinishReason::Cancelled))
+        match listening {
+            true => end,
+            false => end.or(Some(End::Text(FinishReason::Cancelled))),
         }
     }
 
     /// Says what was held back of a text whose stream has ended. Returns why the text ends.
-    fn say_rest(&mut self, finish: Finish, segments: &mut Vec<Segment>) -> FinishReason {
+    fn say_rest(&mut self, finish: Finish, segments: &mut Vec<Segment>) -> End {
         let detokenizer = std::mem::replace(
             &mut self.writing.detokenizer,
             Detokenizer::new(Specials::Skip),
         );
         let outcome = self.stops.push(detokenizer.finish());
-        self.writing.say(&outcome.emit, segments);
+        if self.writing.say_lines(&outcome.emit, segments) {
+            return End::Text(FinishReason::Length);
+        }
         if let Some(stop) = outcome.hit {
-            return FinishReason::StopString(self.stop_strings[stop].clone());
+            return End::Text(FinishReason::StopString(self.stop_strings[stop].clone()));
         }
         let stops = std::mem::replace(
             &mut self.stops,
             StopStrings::new(&[]).expect("no stops are allowed"),
         );
-        self.writing.say(&stops.finish(), segments);
-        match finish {
-            Finish::Stop | Finish::Complete => FinishReason::Stop,
-            // A fault fails, when the request leaves the scheduler.
-            Finish::Length | Finish::NoToken | Finish::Constraint => FinishReason::Length,
+        if self.writing.say_lines(&stops.finish(), segments) {
+            return End::Text(FinishReason::Length);
         }
+        End::of_stream(finish)
     }
 
     /// Sends an event that no round has brought.
@@ -503,8 +537,8 @@ impl Reply {
 }
 
 impl Running {
-    /// Sends the newest tokens; the reason to end, if there is one.
-    pub(crate) fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
+    /// Sends the newest tokens; how the request ends, if it does.
+    pub(crate) fn deliver(&mut self, text: &Text) -> Option<End> {
         let Running { stream, reply, .. } = self;
         let reply = reply.as_mut().expect(HERE);
         let news = reply.news(stream);

@@ -35,7 +35,7 @@ impl Default for Embedding {
 /// By what a vector is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
-    /// By nothing: the numbers are those of the model.
+    /// Not divided: the numbers are those of the model.
     None,
     /// By its largest absolute value over so much, which that becomes: 32,760 for 16-bit integers.
     Max(u16),

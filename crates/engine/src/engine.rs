@@ -299,7 +299,7 @@ impl Engine {
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         // A panic of the thread has been printed; there is nobody to tell here.
         let speculator = thread.take()?.join().ok();
-        self.counters.end();
+        self.counters.clear_gauges();
         speculator
     }
 

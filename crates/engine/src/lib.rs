@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! load()  checkpoint + drafter + text → Model
-//! Engine  one thread: admit → round → deliver, for all requests together
+//! Engine  one thread: admit → round, for all requests together; another delivers beside its drafting
 //! ```
 //!
 //! Requests that run at the same time share every step; none waits for another

@@ -305,7 +305,7 @@ fn pair(
 struct TrialHashes {
     target: String,
     drafter: Option<String>,
-    /// Of the tokens that a file has chosen for the draft head.
+    /// The hash of the tokens that a file has chosen for the draft head.
     draft_vocab: Option<String>,
     text: String,
 }
@@ -432,7 +432,7 @@ fn attempt(
         remembered.speculator.add_ngrams();
     }
     let speculator = &mut remembered.speculator;
-    let calibration = calibration::run(speculator, &text, options, &key)?;
+    let calibration = calibration::run(speculator, &text, options, (&key, facts.weights.0))?;
     let Remembered {
         speculator,
         budget,

@@ -231,7 +231,8 @@ pub enum Event {
     /// Tokens of one round and the text that they complete, in order. While a character or a
     /// possible stop string is held back, segments have tokens and no text.
     Text(Vec<Segment>),
-    /// The text has ended.
+    /// The text has ended. A request that is cancelled before it is admitted, or still waits when its engine
+    /// stops, has no event at all: its sink is dropped.
     Done(Box<RequestOutcome>),
     /// The request could not go on, for this reason. Text that was sent stays as it is.
     Failed(String),
@@ -447,7 +448,7 @@ pub struct DrafterCounts {
     pub rounds: u64,
     /// Tokens that it has guessed.
     pub drafted: u64,
-    /// Accepted tokens among these.
+    /// Drafted tokens that were accepted.
     pub accepted: u64,
 }
 
@@ -475,7 +476,7 @@ pub struct Speculation {
     /// Drafted tokens that a grammar left no choice about.
     #[serde(skip_serializing_if = "is_zero")]
     pub forced: u64,
-    /// Tokens written per round, the accepted ones and one more.
+    /// Tokens written per round, one that ends the text among them.
     pub tokens_per_round: f64,
     /// What each of the drafters that guessed has done.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -522,8 +523,7 @@ impl Speculation {
                 accepted: guesses.accepted,
             })
         };
-        // The first token comes from the prefill, not from a round.
-        let emitted = stats.accepted() + stats.rounds;
+        let emitted = stats.emitted_by_rounds();
         Speculation {
             engaged,
             reason: if engaged { None } else { reason },

@@ -18,9 +18,9 @@ pub struct SamplerNumber {
     pub range: RangeInclusive<f64>,
     /// The range and its special values, in one line of Markdown.
     pub about: &'static str,
-    /// Reads it.
+    /// Reads the number.
     pub get: fn(&Sampling) -> f32,
-    /// Sets it.
+    /// Sets the number.
     pub set: fn(&mut Sampling, f32),
     /// What a checkpoint recommends where a request is silent; the sampler's own default if that
     /// is nothing.

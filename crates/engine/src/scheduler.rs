@@ -17,7 +17,7 @@ mod admission;
 mod preemption;
 
 use crate::counters::Counters;
-use crate::delivery::{Beside, Running, Slot};
+use crate::delivery::{Beside, End, Running, Slot};
 use crate::disk::Disk;
 use crate::engine::EngineOptions;
 use crate::info::Model;
@@ -35,8 +35,8 @@ use std::time::Instant;
 use text::Text;
 
 impl Counters {
-    /// Sets what is the case now, and is not summed up, to what is so without an engine.
-    pub(crate) fn end(&self) {
+    /// Sets all gauges to 0: no engine runs.
+    pub(crate) fn clear_gauges(&self) {
         for gauge in [
             &self.running,
             &self.waiting,
@@ -167,7 +167,7 @@ impl Scheduler {
             match round {
                 Ok(()) => {
                     self.tell_step(delivered.as_ref().map(|(_, times)| *times));
-                    self.deliver(delivered.map(|(reasons, _)| reasons));
+                    self.deliver(delivered.map(|(ends, _)| ends));
                 }
                 Err(error) => self.fail(&error.to_string()),
             }
@@ -222,22 +222,20 @@ impl Scheduler {
 
     fn drop_cancelled(&mut self) {
         self.leave(|running| {
-            running
-                .cancel
-                .is_cancelled()
-                .then_some(FinishReason::Cancelled)
+            let is_cancelled = running.cancel.is_cancelled();
+            is_cancelled.then_some(End::Text(FinishReason::Cancelled))
         });
     }
 
     /// Sends what the round has brought, unless that was done beside its drafting and has found
-    /// these `reasons` to end. Ends the requests that have one.
-    fn deliver(&mut self, reasons: Option<Vec<Option<FinishReason>>>) {
-        let Some(reasons) = reasons else {
+    /// these `ends`. Ends the requests that have one.
+    fn deliver(&mut self, ends: Option<Vec<Option<End>>>) {
+        let Some(ends) = ends else {
             let text = self.text.clone();
             return self.leave(|running| running.deliver(&text));
         };
-        let mut reasons = reasons.into_iter();
-        self.leave(|_| reasons.next().flatten());
+        let mut ends = ends.into_iter();
+        self.leave(|_| ends.next().flatten());
     }
 
     /// Ends one request that has failed. What it remembers is not used again.
@@ -252,18 +250,16 @@ impl Scheduler {
         reply.tell(Event::Failed(error));
     }
 
-    /// Ends every running request for which `end` has a reason.
-    fn leave(&mut self, mut end: impl FnMut(&mut Running) -> Option<FinishReason>) {
+    /// Ends every running request for which `end` says how.
+    fn leave(&mut self, mut end: impl FnMut(&mut Running) -> Option<End>) {
         let mut i = 0;
         while i < self.running.len() {
             match end(&mut self.running[i]) {
-                Some(reason) => {
+                Some(end) => {
                     let running = self.running.remove(i);
-                    match (running.stream.finish(), &reason) {
-                        (Some(Finish::NoToken | Finish::Constraint), FinishReason::Length) => {
-                            self.fail_one(running);
-                        }
-                        _ => self.end(running, reason),
+                    match end {
+                        End::Text(reason) => self.end(running, reason),
+                        End::Fault => self.fail_one(running),
                     }
                 }
                 None => i += 1,
@@ -318,7 +314,7 @@ impl Scheduler {
         {
             counter.fetch_add(position.accepted, Ordering::Relaxed);
         }
-        if self.reuse && running.embedding.is_none_or(|of| of.may_reuse()) {
+        if running.reuses {
             self.counters
                 .cache_queries
                 .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);

@@ -22,7 +22,7 @@ pub enum DraftVocabulary {
     /// 32,768 of a vocabulary of at least four times as many, else all.
     #[default]
     Auto,
-    /// All of them.
+    /// All entries of the vocabulary.
     Whole,
     /// The first so many, and those that are added to the learned ones.
     First(usize),

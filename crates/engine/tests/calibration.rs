@@ -93,6 +93,15 @@ fn rounds_are_timed_once_and_the_times_are_remembered() {
     assert!(remembered.cached);
     assert_eq!(remembered.times, measured.times);
     assert_eq!(second.speculator.costs().points(), measured.times);
+    for streams in [1, 4] {
+        let plain = |model: &Model| model.speculator.costs().plain_step(50, streams).unwrap();
+        let (now, before) = (plain(&second), plain(&first));
+        // Times are remembered in whole nanoseconds.
+        assert!(
+            (now - before).abs() < 1e-5,
+            "{now} of {before}, {streams} texts"
+        );
+    }
     assert_eq!(reply(first), reply(second));
 
     // Another drafter takes another time.

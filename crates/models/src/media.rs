@@ -192,7 +192,7 @@ pub enum MediaError {
 
 /// What makes embeddings of frames.
 pub trait Tower: Send + Sync {
-    /// What it is.
+    /// The tower's sizes.
     fn outline(&self) -> TowerOutline;
 
     /// Width of an embedding: that of the target's hidden rows.

@@ -58,7 +58,7 @@ pub(crate) fn choose_each(b: &dyn Backend, choices: &[RowChoice<'_>]) -> Vec<u32
 
 /// The rows of a stream after which the host chooses, and what it has chosen so far.
 pub(crate) struct OpenRows<'a> {
-    /// The stream's part in the round's choices: the device's, and none where the host chooses.
+    /// The choices made so far, the device's first; none where one is open.
     pub(crate) made: Vec<Option<u32>>,
     /// The logits of each row where the host chooses; empty of others.
     pub(crate) logits: Vec<&'a [f32]>,

@@ -34,7 +34,7 @@ pub enum LogprobsOf {
 pub struct TopLogprobs {
     /// How many of the likeliest tokens come beside it; [`MAX_TOP_LOGPROBS`] at most.
     pub top: usize,
-    /// What they say.
+    /// Which log-probabilities: of the logits, or of the choice.
     pub of: LogprobsOf,
 }
 

@@ -27,6 +27,7 @@ pub(crate) struct PutBy {
     forced: Vec<bool>,
     guesser: Guesser,
     n_guessed: usize,
+    n_asked: usize,
 }
 
 impl Stream {
@@ -67,6 +68,7 @@ impl Stream {
             self.draft_forced = put_by.forced;
             self.guesser = put_by.guesser;
             self.n_guessed = put_by.n_guessed;
+            self.n_asked = put_by.n_asked;
         }
     }
 
@@ -79,6 +81,7 @@ impl Stream {
             forced: std::mem::take(&mut self.draft_forced),
             guesser: self.guesser,
             n_guessed: self.n_guessed,
+            n_asked: self.n_asked,
         });
     }
 }

@@ -290,6 +290,7 @@ impl Speculator {
         };
         let context = self.memory.size().context;
         let lacks = |stream: &&Stream| {
+            let chunk = stream.next_chunk(chunk);
             let rows = stream.state.sequence.len() + chunk + 2 * MAX_TENTATIVE;
             let draft = stream.state.draft.as_ref();
             // Nobody reads what is never drafted for.

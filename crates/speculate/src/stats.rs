@@ -20,7 +20,7 @@ pub struct Guesses {
     /// Tokens that it has guessed. Tokens that a [constraint](crate::Constraint) left no choice
     /// about, and what follows them, do not count.
     pub drafted: u64,
-    /// Accepted tokens among these.
+    /// Drafted tokens that were accepted.
     pub accepted: u64,
 }
 
@@ -70,13 +70,9 @@ impl Stats {
         self.by_position.iter().map(|p| p.accepted).sum()
     }
 
-    /// Tokens emitted per round; 0 before the first round.
-    pub fn acceptance_length(&self) -> f64 {
-        if self.rounds == 0 {
-            0.0
-        } else {
-            self.emitted as f64 / self.rounds as f64
-        }
+    /// Tokens that rounds have emitted: all but the first, which comes with the prompt.
+    pub fn emitted_by_rounds(&self) -> u64 {
+        self.emitted.saturating_sub(1)
     }
 
     /// Books the time of a round that emitted `n_emitted` tokens, and that ran rows of the prompt or

@@ -196,7 +196,7 @@ pub struct Stream {
     n_reused: usize,
     /// Snapshots that are to be taken while the prompt is read, ascending by rows.
     pub(crate) snapshots_due: Vec<SnapshotDue>,
-    /// All of them, those that were taken included.
+    /// All snapshots of the prompt, those that were taken included.
     pub(crate) snapshots: Vec<SnapshotDue>,
     /// The draft that the stream had when it was preempted, until its known rows have run again.
     pub(crate) put_by: Option<PutBy>,

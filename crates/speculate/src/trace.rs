@@ -10,7 +10,7 @@ use crate::stream::Stream;
 pub enum TokenSource {
     /// The target chose it: the first token of all, or the recovered or bonus token of a round.
     Target,
-    /// It was guessed, by this drafter and at this position of the draft, from 0, and accepted.
+    /// This drafter guessed the token, at this position of the draft, from 0, and it was accepted.
     Guess(usize, Guesser),
     /// A [constraint](crate::Constraint) left no choice about it: it was put into the draft at this
     /// position, from 0, and accepted.

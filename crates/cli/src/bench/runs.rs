@@ -69,10 +69,7 @@ impl Run {
     fn finish(&mut self) {
         self.first_token_ms = median(std::mem::take(&mut self.first_tokens_ms));
         self.tok_s = ratio(self.emitted as f64, self.decode_ms / 1e3);
-        self.tokens_per_round = ratio(
-            (self.positions.accepted() + self.rounds) as f64,
-            self.rounds as f64,
-        );
+        self.tokens_per_round = ratio(self.emitted as f64, self.rounds as f64);
         self.accepted_by_position = self.positions.shares();
         self.ms_draft_per_token = ratio(self.draft_ms, self.drafted as f64);
     }
@@ -92,11 +89,6 @@ impl Positions {
             sum.0 += position.drafted;
             sum.1 += position.accepted;
         }
-    }
-
-    /// Accepted tokens of all positions.
-    fn accepted(&self) -> u64 {
-        self.0.iter().map(|position| position.1).sum()
     }
 
     /// The share of drafted tokens that were accepted, by position.

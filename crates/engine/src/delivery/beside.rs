@@ -9,8 +9,7 @@
 //! Replies move to the thread and back, so nobody shares one. A round ends when both have: a stop
 //! string ends its text in the round that has completed it, as it does without the thread.
 
-use super::{HERE, News, Reply, Running};
-use crate::request::FinishReason;
+use super::{End, HERE, News, Reply, Running};
 use crate::steps::DeliveryTimes;
 use speculate::Stream;
 use std::sync::Arc;
@@ -32,9 +31,9 @@ impl Running {
 /// A reply, and what it is to deliver.
 type Job = (Box<Reply>, News);
 
-/// Replies that have delivered, each with the reason to end if it has one.
+/// Replies that have delivered, each with how its request ends if it does.
 struct Delivered {
-    replies: Vec<(Box<Reply>, Option<FinishReason>)>,
+    replies: Vec<(Box<Reply>, Option<End>)>,
     took: Duration,
 }
 
@@ -60,8 +59,8 @@ impl Beside {
             while let Ok(jobs) = inbox.recv() {
                 let start = Instant::now();
                 let each = jobs.into_iter().map(|(mut reply, news)| {
-                    let reason = reply.deliver(&text, news);
-                    (reply, reason)
+                    let end = reply.deliver(&text, news);
+                    (reply, end)
                 });
                 let replies = each.collect();
                 let took = start.elapsed();
@@ -93,12 +92,12 @@ impl Beside {
         self.is_busy = true;
     }
 
-    /// Waits for the thread and puts the replies back: the reason to end of each of `running`, and the times.
+    /// Waits for the thread and puts the replies back: how each of `running` ends if it does, and the times.
     /// Nothing if the thread has no replies.
     pub(crate) fn end(
         &mut self,
         running: &mut [Running],
-    ) -> Option<(Vec<Option<FinishReason>>, DeliveryTimes)> {
+    ) -> Option<(Vec<Option<End>>, DeliveryTimes)> {
         if !std::mem::take(&mut self.is_busy) {
             return None;
         }
@@ -109,11 +108,11 @@ impl Beside {
             waited: start.elapsed(),
         };
         let pairs = running.iter_mut().zip(replies);
-        let reasons = pairs.map(|(running, (reply, reason))| {
+        let ends = pairs.map(|(running, (reply, end))| {
             running.reply = Some(reply);
-            reason
+            end
         });
-        Some((reasons.collect(), times))
+        Some((ends.collect(), times))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tests of delivery: tokens of bundled vocabularies become segments by channel.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 use text::{TextFiles, Tools};
@@ -220,4 +220,78 @@ fn marks_of_reasoning_inside_a_call_are_part_of_it() {
         ["sky {\"city\":\"a <think> b </think> c\"} whole"]
     );
     assert_eq!(heard.tokens[0], 0);
+}
+
+/// A reply to `request` whose text is kept.
+fn reply(text: &Text, request: &Request) -> (Reply, Arc<Mutex<String>>) {
+    let said = Arc::new(Mutex::new(String::new()));
+    let heard = said.clone();
+    let sink = move |event| {
+        if let Event::Text(segments) = event {
+            let texts = segments.iter().map(|segment| &*segment.text);
+            heard.lock().unwrap().extend(texts);
+        }
+        true
+    };
+    let reply = Reply {
+        sink: Box::new(sink),
+        writing: Writing::new(text, request),
+        stops: StopStrings::new(&request.stop).unwrap(),
+        stop_strings: request.stop.clone(),
+        read: 0,
+        delivered: 0,
+        first_token: None,
+    };
+    (reply, said)
+}
+
+/// What a round has brought that wrote `written` and ended so.
+fn news(text: &Text, written: &str, finish: Finish) -> News {
+    let tokens = text.tokenizer.encode(written, false).unwrap();
+    News {
+        progress: Progress {
+            done: 1,
+            total: 1,
+            cached: 0,
+        },
+        n_output: tokens.len(),
+        tokens,
+        logprobs: Vec::new(),
+        round: None,
+        finish: Some(finish),
+        pools: false,
+    }
+}
+
+#[test]
+fn a_fault_behind_the_end_of_a_text_is_none_of_the_request() {
+    let text = text("tiny-gemma4");
+    let mut request = Request::new(Vec::new());
+    let faulty = |request: &Request| {
+        let (mut reply, said) = reply(&text, request);
+        let end = reply.deliver(&text, news(&text, "one\ntwo", Finish::NoToken));
+        (end.unwrap(), said.lock().unwrap().clone())
+    };
+    assert_eq!(faulty(&request), (End::Fault, "one\ntwo".into()));
+    request.stop = vec!["\n".into()];
+    let stopped = FinishReason::StopString("\n".into());
+    assert_eq!(faulty(&request), (End::Text(stopped), "one".into()));
+    request.stop.clear();
+    request.lines.indent = 2;
+    let (end, said) = faulty(&request);
+    assert_eq!(end, End::Text(FinishReason::Length));
+    assert!(!said.contains("two"), "{said}");
+}
+
+#[test]
+fn text_that_was_held_back_keeps_within_the_limits_of_lines() {
+    let text = text("tiny-gemma4");
+    let mut request = Request::new(Vec::new());
+    request.stop = vec!["\ntwo and more".into()];
+    request.lines.indent = 2;
+    let (mut reply, said) = reply(&text, &request);
+    let end = reply.deliver(&text, news(&text, "one\ntwo", Finish::Length));
+    assert_eq!(end, Some(End::Text(FinishReason::Length)));
+    let said = said.lock().unwrap();
+    assert!(said.starts_with("one") && !said.contains("two"), "{said}");
 }

@@ -212,7 +212,15 @@ impl Disk {
         let Ok(wanted) = speculator.restore(&known.text, rows, namespace, keys) else {
             return Fetch::Nothing;
         };
-        let pieces = threads::read(self.folder.clone(), known.name.clone(), known.sum, wanted);
+        let (folder, name) = (self.folder.clone(), known.name.clone());
+        let pieces = match threads::read(folder, name, known.sum, wanted) {
+            Ok(pieces) => pieces,
+            Err(error) => {
+                tracing::warn!(%error, "no thread to read the prefix cache with");
+                speculator.stop_restoring();
+                return Fetch::Nothing;
+            }
+        };
         let is_over = Arc::new(AtomicBool::new(false));
         self.reading = Some(Reading {
             entry,
@@ -377,7 +385,14 @@ impl Disk {
             keys: saving.keys.clone(),
             text: saving.text.clone(),
         };
-        let (pieces, thread) = threads::write(self.folder.clone(), head);
+        let (pieces, thread) = match threads::write(self.folder.clone(), head) {
+            Ok(begun) => begun,
+            Err(error) => {
+                tracing::warn!(%error, "no thread to write the prefix cache with");
+                self.is_failing = true;
+                return;
+            }
+        };
         self.writing = Some(Writing {
             saving,
             next: None,

@@ -4,7 +4,7 @@
 use super::folder::{CacheFolder, name};
 use speculate::saved::file::{FileError, FileReader, FileWriter, Head};
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter};
+use std::io::{self, BufReader, BufWriter};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -31,11 +31,15 @@ pub(super) type Writer = JoinHandle<Result<Option<Written>, FileError>>;
 
 /// Writes a file of `head`, whose pieces the sender takes. Without all of them there will be none, nor
 /// if there is no room for it.
-pub(super) fn write(folder: CacheFolder, head: Head) -> (SyncSender<Vec<u8>>, Writer) {
+///
+/// # Errors
+///
+/// If the system cannot start a thread.
+pub(super) fn write(folder: CacheFolder, head: Head) -> io::Result<(SyncSender<Vec<u8>>, Writer)> {
     let (pieces, inbox) = sync_channel(PIECES_MAX);
     let thread = Builder::new().name("cache-write".into());
-    let thread = thread.spawn(move || write_file(&folder, &head, &inbox));
-    (pieces, thread.expect("a thread starts"))
+    let thread = thread.spawn(move || write_file(&folder, &head, &inbox))?;
+    Ok((pieces, thread))
 }
 
 fn write_file(
@@ -89,15 +93,19 @@ fn write_pieces(
 
 /// Reads the pieces that are `wanted` of the file called `name`, whose head should have the sum
 /// `sum`. An error is the last message. A file that is damaged is removed.
+///
+/// # Errors
+///
+/// If the system cannot start a thread.
 pub(super) fn read(
     folder: CacheFolder,
     name: String,
     sum: [u8; 32],
     wanted: Vec<bool>,
-) -> Receiver<Result<Vec<u8>, FileError>> {
+) -> io::Result<Receiver<Result<Vec<u8>, FileError>>> {
     let (pieces, inbox) = sync_channel(PIECES_MAX);
     let thread = Builder::new().name("cache-read".into());
-    let thread = thread.spawn(move || {
+    thread.spawn(move || {
         let path = folder.file(&name);
         if let Err(error) = read_file(&path, sum, &wanted, &pieces) {
             if matches!(error, FileError::Damaged(_) | FileError::Other) {
@@ -106,9 +114,8 @@ pub(super) fn read(
             // Nobody waits any more if the receiver is gone.
             let _ = pieces.send(Err(error));
         }
-    });
-    thread.expect("a thread starts");
-    inbox
+    })?;
+    Ok(inbox)
 }
 
 fn read_file(
@@ -120,7 +127,7 @@ fn read_file(
     let (mut reader, _) = open(path)?;
     if reader.sum() != sum {
         let changed = "another server has written it anew";
-        return Err(FileError::Io(std::io::Error::other(changed)));
+        return Err(FileError::Io(io::Error::other(changed)));
     }
     // A text that is asked for is worth more.
     let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));

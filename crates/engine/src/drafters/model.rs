@@ -25,7 +25,7 @@ pub(crate) const KIND: HeadDrafter = HeadDrafter {
 
 /// What a draft model will take beside its target.
 pub(crate) struct Outlook {
-    /// What it remembers.
+    /// The KV cache of the draft model.
     pub(crate) planned: Planned,
     /// Bytes of its weights, packed.
     pub(crate) weights: u64,

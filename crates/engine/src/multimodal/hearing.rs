@@ -92,7 +92,7 @@ impl Hearing {
         }
     }
 
-    /// What is known of it.
+    /// What is known of the model's tower for sound.
     pub fn info(&self) -> HearingInfo {
         let outline = self.tower.outline();
         HearingInfo {

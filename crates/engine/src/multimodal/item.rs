@@ -36,7 +36,7 @@ pub struct MediaItem {
 }
 
 impl MediaItem {
-    /// What it is.
+    /// The kind of medium.
     pub fn kind(&self) -> MediaKind {
         self.kind
     }

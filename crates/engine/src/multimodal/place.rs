@@ -16,7 +16,7 @@ pub enum WrongPlaces {
         "the prompt has {places} of the token that stands for a {kind}, and {items} of them come with it: the model's chat template writes one for each, and nothing else may"
     )]
     Count {
-        /// Of what.
+        /// The kind of medium that is counted.
         kind: MediaKind,
         /// Placeholders in the prompt.
         places: usize,

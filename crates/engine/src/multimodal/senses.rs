@@ -15,7 +15,7 @@ pub struct Senses {
 }
 
 impl Senses {
-    /// Whether there are any.
+    /// Whether the model takes any media.
     pub fn is_some(&self) -> bool {
         self.vision.is_some() || self.hearing.is_some()
     }
@@ -24,13 +24,6 @@ impl Senses {
         let seen = self.vision.iter().flat_map(|vision| vision.kinds());
         let heard = self.hearing.iter().map(|hearing| hearing.tokens());
         seen.chain(heard).collect()
-    }
-
-    /// Whether `prompt` has a token that stands for a picture, a clip or a sound.
-    pub fn is_in(&self, prompt: &[u32]) -> bool {
-        let tokens = self.tokens();
-        let stands = |token: &u32| tokens.iter().any(|kind| kind.row == *token);
-        prompt.iter().any(stands)
     }
 
     /// Gives each of `items` its place in `prompt`, in order: the token that stands for it there becomes

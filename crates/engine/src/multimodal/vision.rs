@@ -170,7 +170,7 @@ impl Vision {
         [of(MediaKind::Picture, picture), of(MediaKind::Video, video)]
     }
 
-    /// What is known of it.
+    /// What is known of the model's vision tower.
     pub fn info(&self) -> VisionInfo {
         let outline = self.plan.outline;
         VisionInfo {
@@ -308,12 +308,6 @@ impl Vision {
         hash.update(frames.rgb);
         let all: [u8; 32] = hash.finalize().into();
         all[..16].try_into().expect("16 of 32 bytes")
-    }
-
-    /// Whether `prompt` has a token that stands for a picture or a clip.
-    pub fn is_in(&self, prompt: &[u32]) -> bool {
-        let MediaTokens { picture, video, .. } = self.tokens;
-        prompt.iter().any(|token| [picture, video].contains(token))
     }
 
     /// The token that stands for a picture in a prompt that [`Vision::place`] takes.

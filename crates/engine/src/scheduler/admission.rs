@@ -10,7 +10,7 @@
 
 use super::Scheduler;
 use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
-use crate::delivery::{Reply, Running, Writing};
+use crate::delivery::{End, Reply, Running, Writing};
 use crate::disk::Fetch;
 use crate::multimodal::{MediaRowCounts, PlacedMedia, is_seen};
 use crate::queue::{Job, Rank, Waiting};
@@ -114,7 +114,10 @@ impl Scheduler {
             }
         }
         // A request for no tokens at all has ended before its first round.
-        self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
+        self.leave(|running| {
+            let has_ended = running.stream.finish().is_some();
+            has_ended.then_some(End::Text(FinishReason::Length))
+        });
     }
 
     /// Ends a request that waits and was cancelled.

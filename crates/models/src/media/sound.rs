@@ -80,7 +80,7 @@ fn ms(samples: usize) -> usize {
 
 /// What makes embeddings of sound.
 pub trait SoundTower: Send + Sync {
-    /// What it is.
+    /// The tower's sizes.
     fn outline(&self) -> SoundOutline;
 
     /// Width of an embedding: that of the target's hidden rows.

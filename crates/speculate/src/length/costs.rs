@@ -83,6 +83,8 @@ pub struct CostPoint {
     pub count: usize,
     /// The usual time, in nanoseconds.
     pub ns: u64,
+    /// Times it was measured, 3 at most: after so many it is believed.
+    pub seen: u8,
 }
 
 impl CostPoint {
@@ -118,16 +120,16 @@ impl Costs {
         for point in points {
             let known = Point {
                 ms: point.ms(),
-                seen: BELIEVED,
+                seen: f64::from(point.seen),
                 last: 0,
             };
-            let curves = match point.of {
-                CostOf::Verify => &mut costs.verify,
-                CostOf::Draft => &mut costs.draft,
-                CostOf::Reading => &mut costs.reading,
+            let (curves, fresh): (_, fn() -> Curve) = match point.of {
+                CostOf::Verify => (&mut costs.verify, Curve::default),
+                CostOf::Draft => (&mut costs.draft, Curve::from_nothing),
+                CostOf::Reading => (&mut costs.reading, Curve::from_nothing),
             };
             let curve = curves.entry((point.octave, point.streams));
-            curve.or_default().0.insert(point.count, known);
+            curve.or_insert_with(fresh).0.insert(point.count, known);
         }
         costs
     }
@@ -149,6 +151,7 @@ impl Costs {
                     streams,
                     count,
                     ns: (point.ms * 1e6).round() as u64,
+                    seen: point.seen.min(BELIEVED) as u8,
                 }));
             }
         }

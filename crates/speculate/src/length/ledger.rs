@@ -61,12 +61,12 @@ pub(super) struct Acceptances {
 }
 
 impl Acceptances {
-    /// Of copies that follow a match of `matched` tokens.
+    /// How often copies were accepted that follow a match of `matched` tokens.
     pub(super) fn of_copies(&self, matched: usize) -> &Acceptance {
         &self.copies[matched.min(LONGEST_MATCH)]
     }
 
-    /// Of copies that follow a match of `matched` tokens, to be changed.
+    /// How often copies were accepted that follow a match of `matched` tokens, to be changed.
     pub(super) fn copies(&mut self, matched: usize) -> &mut Acceptance {
         &mut self.copies[matched.min(LONGEST_MATCH)]
     }

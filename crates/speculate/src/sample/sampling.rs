@@ -471,9 +471,9 @@ pub enum SamplingError {
     OutOfRange {
         /// The field.
         name: &'static str,
-        /// What it may be.
+        /// The values that are allowed.
         allowed: &'static str,
-        /// What it is.
+        /// The value that was given.
         value: f32,
     },
     /// A list is too long.

@@ -54,7 +54,7 @@ pub struct Saving {
     pub namespace: Namespace,
     /// What its rows, and the one after them, are computed from.
     pub keys: Vec<RowKey>,
-    /// What it has.
+    /// What is saved of the text.
     pub text: SavedText,
     pieces: VecDeque<(Of, Piece)>,
 }
