@@ -16,7 +16,7 @@ const HONORED: &[Known] = &[
     known(
         "model",
         Text,
-        "any name is answered by the model that is served; the response names the true one",
+        "with one model any name will do, unless `--strict-model-names` is set; with several, the name of one. The response names the true one",
     ),
     known("max_tokens", Integer, "required; -1 is no limit"),
     known("system", Any, "a string or blocks of text"),
@@ -29,7 +29,7 @@ const HONORED: &[Known] = &[
     known(
         "messages[].content",
         Any,
-        "a string, or blocks: `text`, `tool_use`, `tool_result`, `thinking`, `redacted_thinking`",
+        "a string, or blocks: `text`, `image`, `tool_use`, `tool_result`, `thinking`, `redacted_thinking`",
     ),
     known(
         "stop_sequences",
@@ -219,8 +219,11 @@ const HARMLESS: &[Harmless] = &[
         "diagnostics",
         "the response has `timings` and `speculation`",
     ),
-    harmless("fallbacks", "there is one model"),
-    harmless("fallback_credit_token", "there is one model"),
+    harmless("fallbacks", "no request is sent to another model"),
+    harmless(
+        "fallback_credit_token",
+        "no request is sent to another model",
+    ),
     harmless("betas", "features are there or refused by name"),
     harmless("anthropic_beta", "features are there or refused by name"),
     harmless("anthropic_version", "there is one"),

@@ -91,7 +91,7 @@ const HONORED_BY_EMBED: &[Known] = &[
     known(
         "model",
         Text,
-        "any name is answered by the model that is served, with or without `:latest`",
+        "with one model any name will do, unless `--strict-model-names` is set; with several, the name of one, with or without `:latest`",
     ),
     known(
         "input",
@@ -116,7 +116,7 @@ const HONORED_BY_EMBEDDINGS: &[Known] = &[
     known(
         "model",
         Text,
-        "any name is answered by the model that is served, with or without `:latest`",
+        "with one model any name will do, unless `--strict-model-names` is set; with several, the name of one, with or without `:latest`",
     ),
     known(
         "prompt",
@@ -191,7 +191,7 @@ const HARMLESS: &[Harmless] = &[
     harmless("shift", "a context is never shifted"),
     harmless("verbose", "`show` says the same to all"),
     harmless("timings_per_token", "the last line has all numbers"),
-    harmless("return_progress", "a stream begins with the first token"),
+    harmless("return_progress", "progress is not reported here"),
     harmless("options.num_ctx", "`--context` sets it"),
     harmless("options.num_keep", "a context is never shifted"),
     harmless("options.num_batch", "changes speed only"),

@@ -26,7 +26,7 @@ const HONORED: &[Known] = &[
     known(
         "model",
         Text,
-        "any name is answered by the model that is served; the response names the true one",
+        "with one model any name will do, unless `--strict-model-names` is set; with several, the name of one. The response names the true one",
     ),
     known(
         INPUT,

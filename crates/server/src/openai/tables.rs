@@ -27,7 +27,7 @@ pub(crate) const HONORED: &[Known] = &[
     known(
         "model",
         Text,
-        "any name is answered by the model that is served; the response names the true one",
+        "with one model any name will do, unless `--strict-model-names` is set; with several, the name of one. The response names the true one",
     ),
     known("max_tokens", Integer, "-1 is no limit"),
     known(
@@ -656,7 +656,10 @@ pub(crate) const HARMLESS: &[Harmless] = &[
     harmless("prompt_cache_retention", "the cache keeps what fits"),
     harmless("n_cache_reuse", "changes speed only"),
     harmless("id_slot", "changes speed only"),
-    harmless("keep_alive", "the model stays loaded"),
+    harmless(
+        "keep_alive",
+        "`--idle-unload` sets it; only Ollama's API takes it of a request",
+    ),
     harmless("prediction", "changes speed only"),
     harmless("draft_model", "changes speed only"),
     harmless("num_draft_tokens", "changes speed only"),

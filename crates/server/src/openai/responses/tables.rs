@@ -179,7 +179,10 @@ const OWN_HARMLESS: &[Harmless] = &[
     harmless("client_metadata", "for the caller's own records"),
     harmless("reasoning.summary", "there are no summaries"),
     harmless("reasoning.generate_summary", "there are no summaries"),
-    harmless("context_management", "nothing is compacted"),
+    harmless(
+        "context_management",
+        "nothing is compacted by itself: `/v1/responses/compact` does",
+    ),
     harmless("timings_per_token", "`timings` come at the end"),
     harmless("return_progress", "comments in the stream say the progress"),
     harmless("verbose", "debugging output of llama-server"),
