@@ -4,7 +4,7 @@
 //! | asked for | what it does |
 //! | --- | --- |
 //! | on, off | the argument `enable_thinking` of the chat template |
-//! | effort | `none` is off, `minimal` and `low` a budget of [`LOW_EFFORT_TOKENS`], `high` and `xhigh` on; the argument `reasoning_effort` where the template reads it |
+//! | effort | `none` is off, `high` and `xhigh` on; the argument `reasoning_effort` where the template reads it; where it does not, `minimal` and `low` are a budget of [`LOW_EFFORT_TOKENS`] |
 //! | budget | tokens of reasoning, at most; 0 is off |
 //!
 //! Several fields may ask for the same. Fields that contradict each other are a 400.
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::errors::ApiError;
 use crate::fields::Fields;
 
-/// Tokens of reasoning that a low effort allows.
+/// Tokens of reasoning that a low effort allows where the template does not read the effort.
 const LOW_EFFORT_TOKENS: usize = 1024;
 /// Fields that are a budget.
 const BUDGETS: &[&str] = &[
@@ -116,8 +116,7 @@ impl Thinking {
             thinking.turn(fields, NAME, fields.get(NAME).is_some())?;
         }
         match effort {
-            None | Some("medium" | "high" | "xhigh" | "max") => {}
-            Some("low") => thinking.least(LOW_EFFORT_TOKENS),
+            None | Some("low" | "medium" | "high" | "xhigh" | "max") => {}
             Some(_) => {
                 let message = "must be one of low, medium, high, xhigh, max";
                 return Err(fields.error("output_config.effort", message));
@@ -195,8 +194,7 @@ impl Thinking {
     ) -> Result<(), ApiError> {
         match effort {
             "none" => self.turn(fields, by, false)?,
-            "minimal" | "low" => self.least(LOW_EFFORT_TOKENS),
-            "medium" => {}
+            "minimal" | "low" | "medium" => {}
             "high" | "xhigh" | "max" => self.turn(fields, by, true)?,
             _ => {
                 let message = "must be one of none, minimal, low, medium, high, xhigh";
@@ -217,21 +215,23 @@ impl Thinking {
         match usize::try_from(tokens) {
             Ok(0) => self.turn(fields, by, false),
             Ok(tokens) => {
-                self.least(tokens);
+                self.budget = least(self.budget, Some(tokens));
                 Ok(())
             }
             Err(_) => Ok(()),
         }
     }
 
-    /// Takes a budget of `tokens`; the least of several counts.
-    fn least(&mut self, tokens: usize) {
-        self.budget = Some(self.budget.map_or(tokens, |budget| budget.min(tokens)));
+    /// The budget that the effort stands for.
+    fn effort_budget(&self) -> Option<usize> {
+        let is_low = matches!(self.effort.as_deref(), Some("minimal" | "low"));
+        is_low.then_some(LOW_EFFORT_TOKENS)
     }
 
     /// Adds what the template is to know to its `arguments`, which come first; `uses` says which
     /// names it reads. Returns the most tokens of reasoning: 0 where reasoning is to be off and
-    /// the template cannot be told.
+    /// the template cannot be told, and the least of several budgets, of which a low effort is one
+    /// where the template cannot be told of the effort.
     pub(crate) fn tell(
         &self,
         arguments: &mut Map<String, Value>,
@@ -245,9 +245,15 @@ impl Thinking {
         }
         match self.switch {
             Some((_, false)) if !uses(ENABLE) => Some(0),
-            _ => self.budget,
+            _ if uses(EFFORT) => self.budget,
+            _ => least(self.budget, self.effort_budget()),
         }
     }
+}
+
+/// The least of two budgets, as far as there are any.
+fn least(one: Option<usize>, other: Option<usize>) -> Option<usize> {
+    one.into_iter().chain(other).min()
 }
 
 #[cfg(test)]
@@ -288,7 +294,23 @@ mod tests {
         ] {
             let thinking = read(body.clone()).unwrap();
             assert_eq!(thinking.switch.map(|(_, on)| on), on, "{body}");
-            assert_eq!(thinking.budget, budget, "{body}");
+            let told = thinking.tell(&mut Map::new(), |name| name == ENABLE);
+            assert_eq!(told, budget, "{body}");
+        }
+    }
+
+    #[test]
+    fn an_effort_that_the_template_reads_is_no_budget() {
+        for effort in ["minimal", "low"] {
+            let thinking = read(json!({"reasoning_effort": effort})).unwrap();
+            let mut arguments = Map::new();
+            assert_eq!(thinking.tell(&mut arguments, |name| name == EFFORT), None);
+            assert_eq!(Value::Object(arguments), json!({EFFORT: effort}));
+            // One of the request's own counts as it is.
+            let both = json!({"reasoning_effort": effort, "thinking_budget": 2000});
+            let thinking = read(both).unwrap();
+            assert_eq!(thinking.tell(&mut Map::new(), |_| true), Some(2000));
+            assert_eq!(thinking.tell(&mut Map::new(), |_| false), Some(1024));
         }
     }
 
@@ -319,7 +341,8 @@ mod tests {
             let fields = Fields::new(body.as_object().unwrap(), &CHAT);
             let thinking = Thinking::read_messages(&fields, effort).unwrap();
             assert_eq!(thinking.switch.map(|(_, on)| on), Some(on), "{body}");
-            assert_eq!(thinking.budget, budget, "{body}");
+            let told = thinking.tell(&mut Map::new(), |name| name == ENABLE);
+            assert_eq!(told, budget, "{body}");
             assert_eq!(thinking.effort.as_deref(), effort);
         }
         for (body, effort, param) in [

@@ -56,7 +56,7 @@ const HONORED: &[Known] = &[
     known(
         "output_config.effort",
         Text,
-        "`low` allows 1,024 tokens of reasoning; `medium`, `high`, `xhigh` and `max` any number. Templates that read `reasoning_effort` are told",
+        "`low`, `medium`, `high`, `xhigh` or `max`. A chat template that reads `reasoning_effort` is told; for one that does not, `low` allows 1,024 tokens of reasoning, and the others any number",
     ),
     known("output_config.format", Object, "see its fields"),
     known("output_config.format.type", Text, "`json_schema`"),

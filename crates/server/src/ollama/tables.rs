@@ -35,7 +35,7 @@ const HONORED: &[Known] = &[
     known(
         "think",
         Any,
-        "turns reasoning on or off, or an effort by name, such as `\"low\"`, which allows 1,024 tokens of it",
+        "turns reasoning on or off, or an effort by name, such as `\"low\"`, of which a chat template that reads `reasoning_effort` is told, and which else allows 1,024 tokens of reasoning",
     ),
     known("options", Object, "see its fields"),
 ];

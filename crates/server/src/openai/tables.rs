@@ -352,7 +352,7 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
     known(
         "reasoning_effort",
         Text,
-        "`none` turns reasoning off, `minimal` and `low` allow 1,024 tokens of it, `medium` changes nothing, `high` and `xhigh` turn it on",
+        "`none` turns reasoning off, `high` and `xhigh` turn it on. A chat template that reads `reasoning_effort` is told; for one that does not, `minimal` and `low` allow 1,024 tokens of reasoning",
     ),
     known("thinking", Object, "see its fields"),
     known("thinking.type", Text, "`enabled`, `disabled` or `adaptive`"),
