@@ -210,29 +210,42 @@ impl Author<'_> {
         first.ok_or_else(|| Unshown::failed("nothing was written".into()))
     }
 
-    /// Fields that end the text of `body` in its second half: a string that comes there first, and the
-    /// last token.
+    /// Fields that end the text of `body` in its last third: a string that comes there first, and the
+    /// last of the tokens that do, if there is one.
     fn stops(&self, body: &Map<String, Value>) -> Result<Map<String, Value>, Unshown> {
         let written = self.first_text(&self.read(body)?)?;
         let answer = written.answer();
-        let middle = answer.len() * 2 / 3;
-        let words = answer.split_inclusive(char::is_whitespace);
-        let mut at = 0;
-        let starts = words.map(|word| {
-            at += word.len();
-            (at - word.len(), word)
-        });
-        let is_new = |&(start, word): &(usize, &str)| {
-            start >= middle && !answer[..start].contains(word.trim())
-        };
-        let stop = starts.filter(|(_, word)| !word.trim().is_empty());
-        let stop: Vec<_> = stop.collect();
-        let new = stop.iter().copied().find(is_new).or(stop.last().copied());
-        let (_, word) = new.ok_or_else(|| "the model wrote no word to stop at".to_owned())?;
-        let last = written.tokens.last().map(|(_, token)| token.id);
-        let fields = json!({"stop": [word.trim()], "stop_token_ids": last.as_slice()});
+        let stop = late_words(&answer);
+        let stop = stop.ok_or_else(|| "the model wrote no word to stop at".to_owned())?;
+        let ids: Vec<u32> = written.tokens.iter().map(|(_, token)| token.id).collect();
+        let token = late_token(&ids);
+        let fields = json!({"stop": [stop], "stop_token_ids": token.as_slice()});
         Ok(fields.as_object().cloned().unwrap_or_default())
     }
+}
+
+/// As few words of `text` as end in its last third and not before; `None` if there is no word. Of a text
+/// that repeats itself these are many: a single word would end it where nothing has been repeated.
+pub(super) fn late_words(text: &str) -> Option<&str> {
+    let late = text.len() * 2 / 3;
+    let begin_of = |word: &str| word.as_ptr() as usize - text.as_ptr() as usize;
+    let words: Vec<_> = text
+        .split_whitespace()
+        .map(|word| begin_of(word)..begin_of(word) + word.len())
+        .collect();
+    let runs = (1..=words.len()).flat_map(|n| words.windows(n));
+    let mut runs = runs.map(|run| &text[run[0].start..run[run.len() - 1].end]);
+    runs.find(|run| {
+        let first = text.find(run).map_or(0, |begin| begin + run.len());
+        first > late
+    })
+}
+
+/// The last token of `ids` that comes first in their last third.
+pub(super) fn late_token(ids: &[u32]) -> Option<u32> {
+    let late = ids.len() * 2 / 3;
+    let (before, after) = ids.split_at(late);
+    after.iter().copied().rfind(|id| !before.contains(id))
 }
 
 /// Writes the texts of a script with drafts of a length, or of those that are chosen.

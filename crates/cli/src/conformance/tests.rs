@@ -1,6 +1,6 @@
 //! What is found in texts that somebody has spoilt.
 
-use super::cells::{Cell, Engagement, Plain, Prompted, Verdict};
+use super::cells::{Cell, Engagement, Plain, Prompted, Verdict, late_token, late_words};
 use super::exit_code;
 use super::features::{FEATURES, Mode};
 use super::table::{Counts, Table};
@@ -56,6 +56,20 @@ fn cell(feature: usize, spoil: impl Fn(usize, &mut Run)) -> Cell {
         n += 1;
         Ok(run)
     })
+}
+
+#[test]
+fn a_stop_ends_a_text_late_also_one_that_repeats_itself() {
+    assert_eq!(late_words("one two three four five six"), Some("five"));
+    // Each word comes early, and so does each pair.
+    let again = "a kite a kite a kite a kite a kite";
+    let stop = late_words(again).unwrap();
+    let end = again.find(stop).unwrap() + stop.len();
+    assert!(end > again.len() * 2 / 3 && end < again.len(), "{stop}");
+    assert_eq!(late_words("kite"), Some("kite"));
+    assert_eq!(late_words(" \n"), None);
+    assert_eq!(late_token(&[1, 2, 3, 1, 2, 4, 3, 5, 1]), Some(5));
+    assert_eq!(late_token(&[1, 2, 1, 2, 1, 2]), None);
 }
 
 #[test]
