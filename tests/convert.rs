@@ -7,12 +7,13 @@ use cache::{KeptSize, Memory, MemorySize};
 use convert::{Growth, Quantize, convert, inflate};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{
-    ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Taps, Target, encode, load_target,
+    ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, encode, load_target,
     load_tower,
 };
 use speculate::draft::{Assistant, Chained};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::Arc;
+use suites::rows::head_rows;
 use suites::{repository, test_pixels};
 use weights::Checkpoint;
 
@@ -327,25 +328,10 @@ fn an_eagle3_head_drafts_the_same_from_a_gguf_file() {
     };
     let scores = |checkpoint: &Checkpoint, target: &dyn Target| {
         let head = Eagle3::load(&b, checkpoint, target).unwrap();
-        let mut memory = Memory::new(&b, target.plan(), size());
-        let mut own = Memory::new(&b, head.plan(), size());
-        let (mut sequence, mut follower) = (memory.open().unwrap(), own.open().unwrap());
-        let tokens: Vec<u32> = (3..20).collect();
-        let (mut batch, mut following) = (Batch::default(), Batch::default());
-        memory
-            .push(&mut batch, &mut sequence, &tokens[..16], 16)
-            .unwrap();
-        own.push(&mut following, &mut follower, &tokens[1..], 16)
-            .unwrap();
-        let mut taps = Taps::new(head.taps());
-        let hidden = target.forward_tapped(&b, &batch, &mut memory, &mut taps);
-        let rows: Vec<usize> = (0..16).collect();
-        let features = head.features(&b, &hidden, &taps.into_rows(), &rows);
-        let x = head.forward(&b, target, &features, &[], &following, &mut own);
+        let x = head_rows(&b, &head, target, size()).rows;
         let scored = head.logits(&b, target, &x);
-        let ids: Vec<Option<Vec<u32>>> = rows
-            .iter()
-            .map(|r| scored.scored.ids(*r).map(<[u32]>::to_vec))
+        let ids: Vec<Option<Vec<u32>>> = (0..x.rows())
+            .map(|row| scored.scored.ids(row).map(<[u32]>::to_vec))
             .collect();
         (b.download(&scored.logits).into_owned(), ids)
     };

@@ -1,12 +1,11 @@
 //! Draft heads with checkpoints of their own: every layout that they come in, what
 //! is refused and why, and that a head's memory never holds a guess.
 
-use backend::{Backend, Batch, Reference, Store, Tensor};
+use backend::{Backend, Reference, Store, Tensor};
 use cache::{KeptSize, Memory, MemoryFull, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{
-    ChainedHead, Eagle3, Gemma4Assistant, HeadLogits, Qwen35Mtp, Shortlist, Taps, Target,
-    load_target,
+    ChainedHead, Eagle3, Gemma4Assistant, HeadLogits, Qwen35Mtp, Shortlist, Target, load_target,
 };
 use quant::Scalar;
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use speculate::draft::{Chained, DraftRequest, DraftState, TargetView};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::sync::{Arc, Mutex};
 use suites::files::Files;
+use suites::rows::head_rows;
 use suites::{Rng, repository};
 use weights::Checkpoint;
 
@@ -36,22 +36,7 @@ fn size(sequences: usize) -> MemorySize {
 
 /// Logits of a head after each token of a short text.
 fn scores(b: &dyn Backend, head: &Eagle3, target: &dyn Target) -> Vec<f32> {
-    let mut memory = Memory::new(b, target.plan(), size(1));
-    let mut own = Memory::new(b, head.plan(), size(1));
-    let (mut sequence, mut follower) = (memory.open().unwrap(), own.open().unwrap());
-    let tokens: Vec<u32> = (3..20).collect();
-    let n = tokens.len() - 1;
-    let (mut batch, mut following) = (Batch::default(), Batch::default());
-    memory
-        .push(&mut batch, &mut sequence, &tokens[..n], n)
-        .unwrap();
-    own.push(&mut following, &mut follower, &tokens[1..], n)
-        .unwrap();
-    let mut taps = Taps::new(head.taps());
-    let hidden = target.forward_tapped(b, &batch, &mut memory, &mut taps);
-    let rows: Vec<usize> = (0..n).collect();
-    let features = head.features(b, &hidden, &taps.into_rows(), &rows);
-    let x = head.forward(b, target, &features, &[], &following, &mut own);
+    let x = head_rows(b, head, target, size(1)).rows;
     b.download(&head.logits(b, target, &x).logits).into_owned()
 }
 

@@ -3,10 +3,11 @@
 
 use backend::{Backend, Batch, Ops, Reference, Store};
 use cache::{KeptSize, Memory, MemorySize};
-use models::{ChainedHead, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
+use models::{ChainedHead, Gemma4Assistant, Qwen35Mtp, Target, load_target};
 use serde_json::{Value, json};
 use suites::files::Files;
 use suites::repository;
+use suites::rows::{HeadRows, head_rows};
 use weights::Checkpoint;
 
 const QWEN: &str = "qwen3_5-dense";
@@ -37,21 +38,11 @@ fn scores(b: &dyn Backend, target: &dyn Target) -> Vec<f32> {
 /// What an MTP head makes of the rows of a short text: its features, its rows, the logits of
 /// all tokens and those of a few.
 fn mtp_rows(b: &dyn Backend, head: &Qwen35Mtp, target: &dyn Target) -> [Vec<f32>; 5] {
-    let mut memory = Memory::new(b, target.plan(), size());
-    let mut own = Memory::new(b, head.plan(), size());
-    let (mut sequence, mut follower) = (memory.open().unwrap(), own.open().unwrap());
-    let tokens: Vec<u32> = (3..20).collect();
-    let n = tokens.len() - 1;
-    let (mut batch, mut following) = (Batch::default(), Batch::default());
-    let text = &tokens[..n];
-    memory.push(&mut batch, &mut sequence, text, n).unwrap();
-    own.push(&mut following, &mut follower, &tokens[1..], n)
-        .unwrap();
-    let mut taps = Taps::new(head.taps());
-    let hidden = target.forward_tapped(b, &batch, &mut memory, &mut taps);
-    let rows: Vec<usize> = (0..n).collect();
-    let features = head.features(b, &hidden, &taps.into_rows(), &rows);
-    let x = head.forward(b, target, &features, &[], &following, &mut own);
+    let HeadRows {
+        hidden,
+        features,
+        rows: x,
+    } = head_rows(b, head, target, size());
     let listed = head.listed_logits(b, &x).unwrap();
     let all = head.logits(b, target, &x);
     [&hidden, &features, &x, &all.logits, &listed.logits].map(|x| b.download(x).into_owned())

@@ -4,7 +4,7 @@
 use crate::samplings;
 use crate::subjects::{ALONE, Subject};
 use crate::subjects::{prompts, vocab};
-use crate::writing::{Text, backend};
+use crate::writing::{backend, write_groups};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
@@ -12,8 +12,9 @@ use cpu::Isa;
 use models::{ChainedHead, Gemma4Assistant, Qwen35Mtp, load_target};
 use serde_json::{Value, json};
 use speculate::draft::{Assistant, Chained};
-use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
+use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions, TopLogprobs};
 use std::sync::Arc;
+use suites::files::Files;
 use suites::repository;
 use weights::Checkpoint;
 
@@ -26,17 +27,11 @@ fn open(folder: &str) -> Checkpoint {
     Checkpoint::open(&repository(folder)).unwrap()
 }
 
-/// The checkpoint in `folder`, its configuration changed.
-fn changed(folder: &str, change: impl FnOnce(&mut Value)) -> Checkpoint {
-    let read = |name: &str| std::fs::read(repository(folder).join(name)).unwrap();
-    let mut config: Value = serde_json::from_slice(&read("config.json")).unwrap();
-    change(&mut config);
-    let file = read("model.safetensors").into();
-    Checkpoint::from_bytes(
-        &config.to_string(),
-        vec![("model.safetensors".into(), file)],
-    )
-    .unwrap()
+/// The golden checkpoint `name`, its configuration changed.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Checkpoint {
+    let mut files = Files::open(name);
+    change(&mut files.config);
+    files.checkpoint()
 }
 
 fn size(chunk: usize) -> MemorySize {
@@ -50,46 +45,19 @@ fn size(chunk: usize) -> MemorySize {
     }
 }
 
-/// What a target writes after each prompt, and tokens drafted.
-fn write(
-    speculator: &mut Speculator,
-    prompts: &[Vec<u32>],
-    sampling: &Sampling,
-    (length, chunk): (DraftLength, usize),
-) -> (Vec<Text>, u64) {
-    let open = |speculator: &mut Speculator, (i, prompt): (usize, &Vec<u32>)| {
-        let options = StreamOptions {
-            sampling: Sampling {
-                seed: i as u64,
-                ..sampling.clone()
-            },
-            max_tokens: MAX_TOKENS / 2 - i,
-            stop_tokens: Arc::new([]),
-            draft: length,
-            logprobs: Some(TopLogprobs::of_logits(1)),
-        };
-        speculator.open(prompt.clone(), options).unwrap()
-    };
-    let (mut texts, mut drafted) = (Vec::new(), 0);
-    for (first, group) in prompts.chunks(WIDTH).enumerate() {
-        let numbered = group.iter().enumerate();
-        let numbered = numbered.map(|(i, prompt)| (first * WIDTH + i, prompt));
-        let mut streams: Vec<Stream> = numbered.map(|one| open(speculator, one)).collect();
-        loop {
-            let going = streams.iter_mut().filter(|s| s.finish().is_none());
-            let mut going: Vec<&mut Stream> = going.collect();
-            if going.is_empty() {
-                break;
-            }
-            speculator.round(&mut going, chunk).unwrap();
-        }
-        for mut stream in streams {
-            texts.push(Text::of(&mut stream));
-            drafted += stream.stats().drafted();
-            speculator.close(stream);
-        }
+/// Prompt number `i`'s options.
+fn options(sampling: &Sampling, draft: DraftLength, i: usize) -> StreamOptions {
+    StreamOptions {
+        sampling: Sampling {
+            seed: i as u64,
+            ..sampling.clone()
+        },
+        // Lengths differ, so that streams end beside running ones.
+        max_tokens: MAX_TOKENS / 2 - i,
+        stop_tokens: Arc::new([]),
+        draft,
+        logprobs: Some(TopLogprobs::of_logits(1)),
     }
-    (texts, drafted)
 }
 
 /// That drafters that `make` makes for the target at `folder`, by their number, change no token.
@@ -112,16 +80,18 @@ fn assert_lossless(
         Speculator::new(b.clone(), target, memory, drafter)
     };
     for (what, sampling) in samplings() {
-        let plain = (DraftLength::Fixed(0), 512);
-        let (want, _) = write(&mut speculator(512, None), &prompts, &sampling, plain);
+        let plain = |i| options(&sampling, DraftLength::Fixed(0), i);
+        let (want, _) = write_groups(&mut speculator(512, None), &prompts, 512, plain);
         for i in 0..n {
             for cell in [
                 (DraftLength::Fixed(1), 7),
                 (DraftLength::Fixed(4), 512),
                 (DraftLength::UpTo(8), 64),
             ] {
-                let mut speculator = speculator(cell.1, Some(i));
-                let (got, drafted) = write(&mut speculator, &prompts, &sampling, cell);
+                let (length, chunk) = cell;
+                let mut speculator = speculator(chunk, Some(i));
+                let options = |i| options(&sampling, length, i);
+                let (got, [drafted, _]) = write_groups(&mut speculator, &prompts, chunk, options);
                 assert!(got == want, "{folder}, drafter {i}, {what}, {cell:?}");
                 assert!(drafted > 0, "{folder}, drafter {i}, {what}, {cell:?}");
             }
@@ -140,7 +110,9 @@ fn an_mtp_head_with_another_contract_changes_no_token() {
     let make = |b: &dyn Backend, target: &dyn models::Target, size, i: usize| {
         let (key, value) = CONTRACTS[i];
         let contract = json!({key: value});
-        let checkpoint = changed(DENSE, |config| config["mtplx_mtp_contract"] = contract);
+        let checkpoint = changed("qwen3_5-dense", |config| {
+            config["mtplx_mtp_contract"] = contract;
+        });
         let mut head = Qwen35Mtp::load(b, &checkpoint, target).unwrap();
         if i > 0 {
             let ids: Vec<u32> = (0..target.vocab_size() as u32).step_by(2).collect();
@@ -180,14 +152,13 @@ fn an_assistant_with_a_window_changes_no_token() {
 fn a_unified_assistant_changes_no_token() {
     const DENSE: &str = "tests/golden/checkpoints/gemma4-dense";
     let target = || {
-        changed(DENSE, |config| {
+        changed("gemma4-dense", |config| {
             config["architectures"] = json!(["Gemma4UnifiedForCausalLM"]);
             config["model_type"] = json!("gemma4_unified_text");
         })
     };
     let make = |b: &dyn Backend, target: &dyn models::Target, _, _| {
-        let assistant = format!("{GOLDEN}/gemma4-dense-assistant");
-        let checkpoint = changed(&assistant, |config| {
+        let checkpoint = changed("gemma4-dense-assistant", |config| {
             config["architectures"] = json!(["Gemma4UnifiedAssistantForCausalLM"]);
             config["model_type"] = json!("gemma4_unified_assistant");
             config["text_config"]["model_type"] = json!("gemma4_unified_text");

@@ -3,14 +3,14 @@
 
 use crate::samplings;
 use crate::subjects::{ALONE, Draft, Subject};
-use crate::writing::{Setup, Text, backend, oracle, speculator};
+use crate::writing::{Setup, Text, backend, oracle, speculator, write_groups};
 use backend::{Backend, KvFormat};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{
     ChainedHead, Eagle3, Frames, MediaTokens, Qwen35Mtp, Tower, encode, load_target, load_tower,
 };
 use speculate::DraftLength::{self, Fixed, UpTo};
-use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
+use speculate::{MediaSpan, Prompt, Sampling, Speculator, StreamOptions, TopLogprobs};
 use std::sync::Arc;
 use suites::{Recorder, Rng, repository, test_pixels};
 use weights::Checkpoint;
@@ -198,39 +198,15 @@ fn options(sampling: &Sampling, of: usize, draft: DraftLength) -> StreamOptions 
     }
 }
 
-/// Writes after all prompts, as many at a time as there is room for, `chunk` rows of each in a round.
-/// Also how many tokens were drafted, and how many of these accepted.
+/// Writes after all prompts, `chunk` rows of each in a round. Also how many tokens were drafted, and how
+/// many of these accepted.
 fn write(
     speculator: &mut Speculator,
     prompts: &[Prompt],
     (sampling, draft): (&Sampling, DraftLength),
     chunk: usize,
 ) -> (Vec<Text>, [u64; 2]) {
-    let (mut texts, mut counts) = (Vec::new(), [0, 0]);
-    let width = speculator.memory().size().sequences;
-    for (first, some) in prompts.chunks(width).enumerate() {
-        let open = |(i, prompt): (usize, &Prompt)| {
-            let options = options(sampling, first * width + i, draft);
-            speculator.open(prompt.clone(), options).unwrap()
-        };
-        let mut streams: Vec<Stream> = some.iter().enumerate().map(open).collect();
-        loop {
-            let going = streams.iter_mut().filter(|s| s.finish().is_none());
-            let mut going: Vec<&mut Stream> = going.collect();
-            if going.is_empty() {
-                break;
-            }
-            speculator.round(&mut going, chunk).unwrap();
-        }
-        for mut stream in streams {
-            texts.push(Text::of(&mut stream));
-            counts[0] += stream.stats().drafted();
-            counts[1] += stream.stats().accepted();
-            speculator.close(stream);
-        }
-    }
-    assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
-    (texts, counts)
+    write_groups(speculator, prompts, chunk, |i| options(sampling, i, draft))
 }
 
 #[track_caller]

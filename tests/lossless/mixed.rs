@@ -8,6 +8,7 @@ use backend::Backend;
 use cpu::Isa;
 use speculate::{Accept, DraftLength, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
+use suites::finish;
 
 /// What the streams ask for, one after the other.
 const WISHES: [(DraftLength, Accept); 6] = [
@@ -166,14 +167,7 @@ fn run(setup: &Setup<'_>, tasks: &[Task], tells: bool, accept: Accept) -> Vec<(T
         stream
     };
     let mut streams: Vec<Stream> = tasks.iter().map(open).collect();
-    loop {
-        let going = streams.iter_mut().filter(|s| s.finish().is_none());
-        let mut going: Vec<&mut Stream> = going.collect();
-        if going.is_empty() {
-            break;
-        }
-        speculator.round(&mut going, setup.chunk).unwrap();
-    }
+    finish(&mut speculator, &mut streams, setup.chunk);
     let end = |mut stream: Stream| {
         let written = (Text::of(&mut stream), stream.stats().drafted());
         speculator.close(stream);

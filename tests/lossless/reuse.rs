@@ -8,7 +8,7 @@ use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::{Arc, Mutex};
-use suites::{Noting, Rng};
+use suites::{Noting, Rng, finish};
 
 #[test]
 fn a_beginning_that_is_remembered_changes_nothing() {
@@ -170,14 +170,7 @@ pub(crate) fn run(
     drafts: &Drafts,
 ) -> Vec<(Parked, Text, Vec<Vec<u32>>)> {
     drafts.lock().unwrap().clear();
-    loop {
-        let going = streams.iter_mut().filter(|s| s.finish().is_none());
-        let mut going: Vec<&mut Stream> = going.collect();
-        if going.is_empty() {
-            break;
-        }
-        speculator.round(&mut going, chunk).unwrap();
-    }
+    finish(speculator, &mut streams, chunk);
     let park = |mut stream: Stream| {
         let text = Text::of(&mut stream);
         let drafts = drafts.lock().unwrap();

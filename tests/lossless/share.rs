@@ -9,7 +9,7 @@ use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
-use suites::Rng;
+use suites::{Rng, finish};
 
 /// Rows that a prompt shares with a text: all before where they part but for one, whose next token
 /// is another one, or those of which a model with recurrent state has taken a snapshot.
@@ -147,18 +147,6 @@ fn share(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
             assert!(stream.stats().drafted() > 0, "{what} has drafted");
         }
         cold.close(stream);
-    }
-}
-
-/// Takes `streams` to their ends; each leaves the rounds when it has ended.
-fn finish(speculator: &mut Speculator, streams: &mut [&mut Stream], chunk: usize) {
-    loop {
-        let going = streams.iter_mut().filter(|s| s.finish().is_none());
-        let mut going: Vec<&mut Stream> = going.map(|s| &mut **s).collect();
-        if going.is_empty() {
-            return;
-        }
-        speculator.round(&mut going, chunk).unwrap();
     }
 }
 

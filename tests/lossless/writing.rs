@@ -9,12 +9,12 @@ use cpu::{Cpu, CpuOptions, Isa};
 use models::{BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Block, Chained, DraftModel, Forced};
 use speculate::{
-    DraftLength, Drafter, Drafters, Logprobs, Sampling, Speculator, Stats, StepRecord, Stream,
-    StreamOptions, TopLogprobs,
+    DraftLength, Drafter, Drafters, Logprobs, Prompt, Sampling, Speculator, Stats, StepRecord,
+    Stream, StreamOptions, TopLogprobs,
 };
 use std::sync::Arc;
 use suites::blocks::SeededBlock;
-use suites::repository;
+use suites::{finish, repository};
 use weights::Checkpoint;
 
 pub(crate) struct Setup<'a> {
@@ -141,6 +141,35 @@ pub(crate) fn write_with(
     assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
     assert!(!watches || watched.is_even(), "steps say what streams do");
     written
+}
+
+/// Writes after each prompt, as many at a time as there is room for: a group after the other, `chunk` rows of
+/// each stream in a round. `options` has those of each prompt by its number. Also how many tokens were drafted,
+/// and how many of these accepted.
+pub(crate) fn write_groups<P: Clone + Into<Prompt>>(
+    speculator: &mut Speculator,
+    prompts: &[P],
+    chunk: usize,
+    options: impl Fn(usize) -> StreamOptions,
+) -> (Vec<Text>, [u64; 2]) {
+    let (mut texts, mut counts) = (Vec::new(), [0, 0]);
+    let width = speculator.memory().size().sequences;
+    for (first, group) in prompts.chunks(width).enumerate() {
+        let open = |(i, prompt): (usize, &P)| {
+            let opened = speculator.open(prompt.clone(), options(first * width + i));
+            opened.unwrap()
+        };
+        let mut streams: Vec<Stream> = group.iter().enumerate().map(open).collect();
+        finish(speculator, &mut streams, chunk);
+        for mut stream in streams {
+            texts.push(Text::of(&mut stream));
+            counts[0] += stream.stats().drafted();
+            counts[1] += stream.stats().accepted();
+            speculator.close(stream);
+        }
+    }
+    assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
+    (texts, counts)
 }
 
 /// What steps have said so far, less what streams that have ended say.

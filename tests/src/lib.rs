@@ -6,6 +6,7 @@ pub mod blocks;
 pub mod drawing;
 pub mod files;
 pub mod projector;
+pub mod rows;
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
@@ -16,8 +17,8 @@ use cache::{MemoryFull, Piece};
 use serde_json::{Map, Value};
 use speculate::draft::{DraftRequest, DraftState, SavedDraft, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
-use speculate::{DraftLength, Drafter, Sampling, StreamOptions};
-use std::borrow::Cow;
+use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
+use std::borrow::{BorrowMut, Cow};
 use std::collections::HashMap;
 use std::fmt::Arguments;
 use std::path::{Path, PathBuf};
@@ -438,6 +439,22 @@ impl Rng {
     /// A number below `n`.
     pub fn below(&mut self, n: u32) -> u32 {
         (((self.number() >> 32) * u64::from(n)) >> 32) as u32
+    }
+}
+
+/// Takes `streams` to their ends, `chunk` rows of each in a round; each leaves the rounds when it has ended.
+///
+/// # Panics
+///
+/// If a round fails.
+pub fn finish<S: BorrowMut<Stream>>(speculator: &mut Speculator, streams: &mut [S], chunk: usize) {
+    loop {
+        let streams = streams.iter_mut().map(BorrowMut::borrow_mut);
+        let mut going: Vec<&mut Stream> = streams.filter(|s| s.finish().is_none()).collect();
+        if going.is_empty() {
+            return;
+        }
+        speculator.round(&mut going, chunk).expect("a round");
     }
 }
 
