@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs;
-use std::io::{Read, Write as _};
+use std::io::{self, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -118,6 +118,13 @@ pub(crate) fn running() -> Vec<(Server, State)> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State(String);
 
+impl State {
+    /// The state of a server that takes connections and is too busy to say more.
+    fn no_answer() -> State {
+        State("no answer".to_owned())
+    }
+}
+
 /// Asks a server how it is; `None` if there is none at its address.
 fn ask(server: &Server) -> Option<State> {
     let address = match server.address {
@@ -131,16 +138,32 @@ fn ask(server: &Server) -> Option<State> {
         }
         one => one,
     };
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    stream
-        .write_all(format!("GET /health HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())
-        .ok()?;
-    let mut text = String::new();
-    stream.take(1 << 16).read_to_string(&mut text).ok()?;
+    let text = match health(address) {
+        Ok(text) => text,
+        Err(error) if is_late(&error) => return Some(State::no_answer()),
+        Err(_) => return None,
+    };
     let (_, body) = text.split_once("\r\n\r\n")?;
     let document: serde_json::Value = serde_json::from_str(body).ok()?;
     Some(State(document["status"].as_str()?.to_owned()))
+}
+
+/// What the server at `address` answers to a request for its health.
+fn health(address: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("GET /health HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    let mut text = String::new();
+    stream.take(1 << 16).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Whether `error` is that an answer took too long; which of the two kinds that is depends on the system.
+fn is_late(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
 }
 
 /// Runs `paceline ps`.
@@ -194,7 +217,13 @@ fn duration(seconds: u64) -> String {
 
 /// Runs `paceline stop`.
 pub(crate) fn stop(args: &StopArgs, output: OutputArgs) -> Result<ExitCode> {
-    let servers: Vec<Server> = running().into_iter().map(|(server, _)| server).collect();
+    let running = running();
+    let silent: Vec<u32> = running
+        .iter()
+        .filter(|(_, state)| *state == State::no_answer())
+        .map(|(server, _)| server.pid)
+        .collect();
+    let servers: Vec<Server> = running.into_iter().map(|(server, _)| server).collect();
     let chosen = match (&args.servers[..], args.all) {
         (_, true) => servers,
         ([], false) => match servers.len() {
@@ -205,6 +234,14 @@ pub(crate) fn stop(args: &StopArgs, output: OutputArgs) -> Result<ExitCode> {
         (names, false) => named(names, &servers)?,
     };
     for server in chosen {
+        // The process could be another's by now, and what holds the port too.
+        if silent.contains(&server.pid) {
+            bail!(
+                "{} does not answer: try again, or end the process {} yourself",
+                server.url,
+                server.pid
+            );
+        }
         terminate(&server)?;
         let Server { pid, url, .. } = &server;
         let limit = Duration::from_secs(server.drain_timeout) + PATIENCE;
@@ -307,6 +344,19 @@ mod tests {
         assert_eq!(find(&["a-2"]).unwrap(), [10]);
         assert!(find(&["b"]).unwrap_err().to_string().contains("several"));
         assert!(find(&["c"]).unwrap_err().to_string().contains("`c`"));
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_told_from_none() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = silent.local_addr().unwrap().port();
+        assert_eq!(ask(&server(10, port, "a")), Some(State::no_answer()));
+        drop(silent);
+        // A process that another test starts may hold the port a little longer.
+        let start = Instant::now();
+        while ask(&server(10, port, "a")).is_some() {
+            assert!(start.elapsed().as_secs() < 60, "nobody listens");
+        }
     }
 
     #[test]

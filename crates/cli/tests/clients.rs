@@ -89,7 +89,7 @@ struct Server {
     kv_events: [String; 2],
 }
 
-/// An endpoint of ZeroMQ that nobody uses.
+/// An endpoint of ZeroMQ that nobody used a moment ago.
 fn endpoint() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("tcp://*:{}", listener.local_addr().unwrap().port())
@@ -97,6 +97,19 @@ fn endpoint() -> String {
 
 impl Server {
     fn start(folder: &Path, model: &str) -> Server {
+        for _ in 0..20 {
+            match Server::start_once(folder, model) {
+                Ok(server) => return server,
+                // Another program was faster.
+                Err(said) if said.contains("cannot publish KV events") => {}
+                Err(said) => panic!("the server says where it is: {said}"),
+            }
+        }
+        panic!("every port was taken")
+    }
+
+    /// Starts a server; what it said, if it ended.
+    fn start_once(folder: &Path, model: &str) -> Result<Server, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("PACELINE_") {
@@ -120,21 +133,25 @@ impl Server {
             .spawn()
             .unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
         let address = loop {
             let mut line = String::new();
-            let n = stderr.read_line(&mut line).unwrap();
-            assert!(n > 0, "the server says where it is");
+            if stderr.read_line(&mut line).unwrap() == 0 {
+                child.wait().unwrap();
+                return Err(said);
+            }
+            said += &line;
             if let Some((_, rest)) = line.split_once("base URL: ") {
                 break rest.trim_end().trim_end_matches("/v1").to_owned();
             }
         };
         // The server must not wait for a reader of what it logs.
         thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-        Server {
+        Ok(Server {
             child,
             address,
             kv_events,
-        }
+        })
     }
 }
 

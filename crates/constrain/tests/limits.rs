@@ -32,7 +32,7 @@ fn bounded(spec: Spec) -> Result<Grammar, Error> {
                 break;
             }
             assert!(
-                begin.elapsed() < Duration::from_secs(10),
+                begin.elapsed() < Duration::from_secs(30),
                 "mask {i}: {:?}",
                 begin.elapsed()
             );

@@ -589,13 +589,11 @@ fn every_lie_of_a_header_is_named() {
             "is q8_0, and has a factor `token_embd.scale` that only nvfp4 can have",
         ),
     ] {
-        let started = std::time::Instant::now();
         let message = exercise(&file).unwrap_err().to_string();
         assert!(
             message.contains(expected) && message.contains("`model.gguf`"),
             "{message}, expected {expected}"
         );
-        assert!(started.elapsed().as_millis() < 1000, "{message}");
     }
     exercise(&with(
         &[entry("t", &[32], 46, 0), entry("u", &[4], 0, 32)],

@@ -60,7 +60,13 @@ fn folder(name: &str) -> PathBuf {
 
 /// The binary with `args`, where nothing of the user's own is in its way.
 fn paceline(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+    let mut command = alone(Command::new(env!("CARGO_BIN_EXE_paceline")), folder);
+    command.args(args);
+    command
+}
+
+/// The command in `folder`, where nothing of the user's own is in its way.
+fn alone(mut command: Command, folder: &Path) -> Command {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("PACELINE_") || text.starts_with("HF_") {
@@ -68,7 +74,6 @@ fn paceline(folder: &Path, args: &[&str]) -> Command {
         }
     }
     command
-        .args(args)
         .current_dir(folder)
         .env("HOME", folder)
         .env("XDG_CONFIG_HOME", folder)

@@ -1,12 +1,12 @@
 //! `paceline serve`: start, answers, keys, files and the end.
 
-use crate::{PROMPT, Server, bad, folder, good, paceline, run_json, signal};
+use crate::{PROMPT, Server, alone, bad, folder, good, paceline, run_json, signal};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -27,6 +27,21 @@ fn a_server_answers_like_run_and_ends_when_told() {
     let mut rest = String::new();
     server.stderr.read_to_string(&mut rest).unwrap();
     assert!(server.child.wait().unwrap().success(), "{rest}");
+}
+
+/// The address of the one server that runs in `folder`, once it has begun.
+#[cfg(target_os = "linux")]
+fn registered(folder: &Path) -> String {
+    let start = std::time::Instant::now();
+    loop {
+        let (stdout, _) = good(paceline(folder, &["ps", "--json"]));
+        let listed: Value = serde_json::from_str(&stdout).unwrap();
+        if let Some(address) = listed["servers"][0]["address"].as_str() {
+            return address.to_owned();
+        }
+        assert!(start.elapsed().as_secs() < 120, "{stdout}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Asks a server whether it is well until it is, and leaves the connection open.
@@ -64,19 +79,14 @@ fn health(address: &str) -> TcpStream {
 fn a_log_that_cannot_be_written_stops_nothing() {
     let folder = folder("serve-mute");
     // A full disk.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = port.local_addr().unwrap();
-    drop(port);
-    let mut full = paceline(
-        &folder,
-        &["serve", "-vv", "--port", &address.port().to_string()],
-    );
+    let mut full = paceline(&folder, &["serve", "-vv", "--port", "0"]);
     let full = full.stderr(fs::File::create("/dev/full").unwrap());
-    let full = Server {
+    let mut full = Server {
         child: full.spawn().unwrap(),
-        address: address.to_string(),
+        address: String::new(),
         stderr: Box::new(std::io::empty()),
     };
+    full.address = registered(&folder);
     // A pipe whose reader has left.
     let mut left = Server::start(&folder, &["-vv"]);
     left.stderr = Box::new(std::io::empty());
@@ -98,15 +108,9 @@ fn a_log_that_cannot_be_written_stops_nothing() {
 fn a_server_has_all_files_that_it_may_and_serves_when_idle_clients_take_them() {
     let folder = folder("serve-files");
     let limited = |ulimit: &str| {
-        let mut shell = Command::new("sh");
+        let mut shell = alone(Command::new("sh"), &folder);
         let script = format!("ulimit {ulimit} && exec \"$0\" serve --port 0");
         shell.args(["-c", &script, env!("CARGO_BIN_EXE_paceline")]);
-        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
-        shell
-            .current_dir(&folder)
-            .env("HOME", &folder)
-            .env("XDG_CACHE_HOME", cache)
-            .stdin(Stdio::null());
         Server::spawn(shell)
     };
     let server = limited("-Sn 100");

@@ -6,12 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use server::kv_events::{EventEncoding, KvEvents, Publisher};
 use tokio::net::TcpListener;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
-use crate::client::{Server, Setup};
-
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::client::{PATIENCE, Server, Setup};
 
 /// A port that nobody uses. It lies below those that systems give to connections, one of which could take it before the
 /// test does.
@@ -51,16 +49,41 @@ fn read(message: &ZmqMessage) -> (String, i64, Value) {
     )
 }
 
-async fn subscribe(endpoint: &str) -> SubSocket {
+/// A subscriber that `server` publishes to, and the number of the last message that it has read.
+async fn subscribe(endpoint: &str, server: &Server) -> (SubSocket, i64) {
     let mut socket = SubSocket::new();
     socket.connect(&there(endpoint)).await.unwrap();
     socket.subscribe("kv@").await.unwrap();
-    socket
+    // Until the publisher has seen the subscription, messages are lost.
+    let mut first = 1000;
+    let mut last = loop {
+        assert!(first < 20_000, "the subscription is never seen");
+        let prompt: Vec<u32> = (first..first + 66).collect();
+        first += 66;
+        let body = json!({"prompt": prompt, "max_tokens": 1});
+        assert_eq!(server.post("/v1/completions", &body).await.status, 200);
+        if let Ok(message) = timeout(Duration::from_millis(200), socket.recv()).await {
+            break read(&message.unwrap()).1;
+        }
+    };
+    // The rest of what these prompts brought comes before what a later one brings.
+    while let Ok(message) = timeout(Duration::from_millis(200), socket.recv()).await {
+        last = read(&message.unwrap()).1;
+    }
+    (socket, last)
 }
 
 /// A server that publishes at `endpoint`, with room for few texts.
 async fn publishing(events: KvEvents) -> Server {
-    let publisher = Publisher::start(events).await.unwrap();
+    // A child that another test has just started may still hold the port that was tried.
+    let start = Instant::now();
+    let publisher = loop {
+        match Publisher::start(events.clone()).await {
+            Ok(publisher) => break publisher,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+        sleep(Duration::from_millis(10)).await;
+    };
     let setup = Setup {
         page_sink: Some(publisher.sink("kv@here@tiny-qwen3.5")),
         ..Setup::default()
@@ -77,17 +100,32 @@ async fn a_subscriber_learns_the_blocks_of_a_prompt_and_when_they_go() {
         encoding: EventEncoding::Map,
     })
     .await;
-    let mut subscriber = subscribe(&endpoint).await;
-    // Until the publisher has seen the subscription, messages are lost.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (mut subscriber, mut last) = subscribe(&endpoint, &server).await;
+    let mut next = async |last: &mut i64| -> (String, Value) {
+        let message = timeout(PATIENCE, subscriber.recv()).await.unwrap().unwrap();
+        let (topic, number, events) = read(&message);
+        assert_eq!(number, *last + 1, "no message is lost");
+        *last = number;
+        (topic, events)
+    };
 
     let prompt: Vec<u32> = (0..200).map(|i| 100 + i % 50).collect();
     let body = json!({"prompt": prompt, "max_tokens": 4});
     assert_eq!(server.post("/v1/completions", &body).await.status, 200);
-    let message = timeout(PATIENCE, subscriber.recv()).await.unwrap().unwrap();
-    let (topic, number, events) = read(&message);
-    assert_eq!((topic.as_str(), number), ("kv@here@tiny-qwen3.5", 0));
-    let stored = &events[0];
+    // Messages of the prompts before it may still come.
+    let of_prompt = |events: &Value| {
+        let mut all = events.as_array().unwrap().iter();
+        let stored = all.find(|event| event["token_ids"][0] == prompt[0]);
+        stored.cloned()
+    };
+    let (topic, events, stored) = loop {
+        let (topic, events) = next(&mut last).await;
+        if let Some(stored) = of_prompt(&events) {
+            break (topic, events, stored);
+        }
+    };
+    let of_prompt_at = last;
+    assert_eq!(topic, "kv@here@tiny-qwen3.5");
     assert_eq!(stored["type"], "BlockStored");
     assert_eq!(stored["block_size"], 64);
     assert_eq!(stored["parent_block_hash"], Value::Null);
@@ -97,14 +135,12 @@ async fn a_subscriber_learns_the_blocks_of_a_prompt_and_when_they_go() {
     // The recurrent state is kept where a prompt is likely to be gone on from.
     let of_state = |events: &Value| {
         let mut all = events.as_array().unwrap().iter();
-        all.find(|event| event["group_idx"] == 1).cloned()
+        let stored = all.find(|event| event["group_idx"] == 1 && event["type"] == "BlockStored");
+        stored.cloned()
     };
     let mut state = of_state(&events);
-    let mut last = number;
     while state.is_none() {
-        let message = timeout(PATIENCE, subscriber.recv()).await.unwrap().unwrap();
-        let (_, number, events) = read(&message);
-        (state, last) = (of_state(&events), number);
+        state = of_state(&next(&mut last).await.1);
     }
     let state = state.unwrap();
     assert_eq!(
@@ -126,35 +162,41 @@ async fn a_subscriber_learns_the_blocks_of_a_prompt_and_when_they_go() {
         let prompt: Vec<u32> = (0..400).map(|j| 300 + (i * 7 + j) % 90).collect();
         let body = json!({"prompt": prompt, "max_tokens": 1});
         assert_eq!(server.post("/v1/completions", &body).await.status, 200);
-        while let Ok(message) = timeout(Duration::from_millis(50), subscriber.recv()).await {
-            let (_, number, events) = read(&message.unwrap());
-            assert_eq!(number, last + 1, "no message is lost");
-            last = number;
-            for event in events.as_array().unwrap() {
-                if event["type"] == "BlockRemoved" && event["group_idx"] == 0 {
-                    let gone = event["block_hashes"].as_array().unwrap();
-                    missing.retain(|hash| !gone.contains(hash));
-                }
+    }
+    // All blocks of the first prompt go.
+    while !missing.is_empty() {
+        for event in next(&mut last).await.1.as_array().unwrap() {
+            if event["type"] == "BlockRemoved" && event["group_idx"] == 0 {
+                let gone = event["block_hashes"].as_array().unwrap();
+                missing.retain(|hash| !gone.contains(hash));
             }
         }
-        if missing.is_empty() {
-            break;
-        }
     }
-    assert_eq!(
-        missing,
-        [] as [Value; 0],
-        "all blocks of the first prompt go"
-    );
 
     let mut asking = ReqSocket::new();
     asking.connect(&there(&replay)).await.unwrap();
-    let first = ZmqMessage::from(0i64.to_be_bytes().to_vec());
+    let first = ZmqMessage::from(of_prompt_at.to_be_bytes().to_vec());
     asking.send(first).await.unwrap();
     let answer = timeout(PATIENCE, asking.recv()).await.unwrap().unwrap();
     let (topic, number, events) = read(&answer);
-    assert_eq!((topic.as_str(), number), ("kv@here@tiny-qwen3.5", 0));
-    assert_eq!(events[0]["block_hashes"], hashes);
+    assert_eq!(
+        (topic.as_str(), number),
+        ("kv@here@tiny-qwen3.5", of_prompt_at)
+    );
+    assert_eq!(of_prompt(&events).unwrap()["block_hashes"], hashes);
+}
+
+/// A subscriber that waits at `endpoint`, which the one before it may still hold.
+async fn waiting(endpoint: &str) -> SubSocket {
+    let start = Instant::now();
+    loop {
+        let mut subscriber = SubSocket::new();
+        match subscriber.bind(endpoint).await {
+            Ok(_) => return subscriber,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
 }
 
 #[tokio::test]
@@ -171,8 +213,7 @@ async fn a_subscriber_that_waits_is_found_and_found_again() {
         |first: u32| json!({"prompt": (first..first + 130).collect::<Vec<u32>>(), "max_tokens": 1});
     assert_eq!(server.post("/v1/completions", &body(10)).await.status, 200);
     for round in 1..3u32 {
-        let mut subscriber = SubSocket::new();
-        subscriber.bind(&endpoint).await.unwrap();
+        let mut subscriber = waiting(&endpoint).await;
         subscriber.subscribe("").await.unwrap();
         let mut first = 1000 * round;
         // The first message may tell of blocks that went only.

@@ -1,5 +1,6 @@
 //! Clients that go away, dawdle or are too many, and the end of the server.
 
+use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ fn short() -> Value {
     json!({"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 60, "temperature": 0})
 }
 
+const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+
 /// A context that nothing here fills before it is cancelled.
 fn long() -> Setup {
     Setup {
@@ -40,7 +43,9 @@ async fn a_client_that_goes_away_cancels_its_request_and_no_other() {
     .await;
     let undisturbed = server.chat(&short()).await.text();
     for is_stream in [true, false] {
-        let before = server.engine.counters().cancelled.load(Ordering::Relaxed);
+        let counters = server.engine.counters();
+        let before = counters.cancelled.load(Ordering::Relaxed);
+        let finished = counters.finished.load(Ordering::Relaxed);
         let mut leaving = server.open(&endless(is_stream)).await;
         let mut staying = server.open(&endless(true)).await;
         if is_stream {
@@ -52,19 +57,22 @@ async fn a_client_that_goes_away_cancels_its_request_and_no_other() {
         let request = short();
         let survivor = server.chat(&request);
         let leave = async {
-            sleep(Duration::from_millis(30)).await;
+            server
+                .until("all three have run", |c| {
+                    let has_ended = c.finished.load(Ordering::Relaxed) > finished;
+                    has_ended || c.running.load(Ordering::Acquire) == 3
+                })
+                .await;
             drop(leaving);
-            let start = Instant::now();
+            // Only one that has not filled its context can be cancelled.
             server
                 .until("one is cancelled", |c| {
                     c.cancelled.load(Ordering::Relaxed) == before + 1
                 })
                 .await;
-            start.elapsed()
         };
-        let (survivor, latency) = tokio::join!(survivor, leave);
+        let (survivor, ()) = tokio::join!(survivor, leave);
         assert_eq!(survivor.text(), undisturbed);
-        assert!(latency < Duration::from_secs(2), "{latency:?}");
         // The other stream goes on.
         staying.buffer.clear();
         staying.until("\"content\":\"").await;
@@ -202,65 +210,85 @@ async fn who_was_refused_comes_before_who_was_just_served() {
 }
 
 #[tokio::test]
-async fn dribbling_clients_are_dropped_and_do_not_hold_up_others() {
+async fn dribbling_clients_do_not_hold_up_others() {
+    let mut setup = Setup::default();
+    // None of them is dropped.
+    setup.config.limits.header_timeout = PATIENCE * 10;
+    let server = Server::start(setup).await;
+    let mut slow = dribblers(&server).await;
+    for _ in 0..5 {
+        assert_eq!(server.get("/health").await.status, 200);
+        for stream in &mut slow {
+            stream.write_all(b"x").await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn dribbling_clients_are_dropped() {
     let mut setup = Setup::default();
     setup.config.limits.header_timeout = Duration::from_millis(400);
-    setup.config.limits.idle_timeout = Duration::from_secs(3);
     let server = Server::start(setup).await;
+    let start = Instant::now();
+    let mut slow = dribblers(&server).await;
+    while !slow.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "{} are not dropped", slow.len());
+        sleep(Duration::from_millis(50)).await;
+        // One byte now and then does not help.
+        for stream in &mut slow {
+            let _ = stream.write_all(b"x").await;
+        }
+        // Closed or reset: either way it is over.
+        slow.retain(|stream| match stream.try_read(&mut [0; 64]) {
+            Ok(n) => n > 0,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        });
+    }
+}
+
+/// Clients of which half have begun a request that they do not end.
+async fn dribblers(server: &Server) -> Vec<TcpStream> {
     let mut slow = Vec::new();
     for i in 0..200 {
         let mut stream = TcpStream::connect(server.address).await.unwrap();
         if i % 2 == 0 {
-            stream
-                .write_all(b"GET /health HTTP/1.1\r\nhost: loc")
-                .await
-                .unwrap();
+            let begun = b"GET /health HTTP/1.1\r\nhost: loc";
+            stream.write_all(begun).await.unwrap();
         }
         slow.push(stream);
     }
-    let start = Instant::now();
-    assert_eq!(server.get("/health").await.status, 200);
-    assert!(start.elapsed() < Duration::from_secs(1));
-    // One byte now and then does not help.
-    let dribble = async {
-        for _ in 0..20 {
-            sleep(Duration::from_millis(50)).await;
-            for stream in &mut slow {
-                let _ = stream.write_all(b"x").await;
-            }
-        }
-        for stream in &mut slow {
-            let mut rest = Vec::new();
-            // Closed or reset: either way it is over.
-            let _ = timeout(Duration::from_secs(1), stream.read_to_end(&mut rest))
-                .await
-                .expect("dropped");
-        }
-    };
-    dribble.await;
+    slow
+}
 
-    // Between two requests a connection may rest, and then is closed.
-    let mut exchange = server
-        .open(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        .await;
+#[tokio::test]
+async fn a_connection_may_rest_between_two_requests() {
+    let mut setup = Setup::default();
+    setup.config.limits.header_timeout = Duration::from_millis(400);
+    setup.config.limits.idle_timeout = PATIENCE * 10;
+    let server = Server::start(setup).await;
+    let mut exchange = server.open(HEALTH).await;
     assert_eq!(exchange.reply().await.status, 200);
+    // Longer than a request may take to come.
     sleep(Duration::from_millis(500)).await;
-    exchange
-        .stream
-        .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        .await
-        .unwrap();
+    exchange.stream.write_all(HEALTH).await.unwrap();
     assert_eq!(exchange.reply().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_connection_that_rests_too_long_is_closed() {
+    const IDLE: Duration = Duration::from_secs(1);
+    let mut setup = Setup::default();
+    setup.config.limits.header_timeout = PATIENCE * 10;
+    setup.config.limits.idle_timeout = IDLE;
+    let server = Server::start(setup).await;
     let start = Instant::now();
+    let mut exchange = server.open(HEALTH).await;
+    assert_eq!(exchange.reply().await.status, 200);
     let n = timeout(PATIENCE, exchange.stream.read(&mut [0; 1]))
         .await
         .unwrap();
     assert_eq!(n.unwrap_or(0), 0);
-    assert!(
-        start.elapsed() > Duration::from_millis(2500),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() >= IDLE, "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -272,13 +300,12 @@ async fn idle_connections_make_room_and_busy_ones_stay() {
     setup.config.limits.idle_timeout = PATIENCE * 10;
     setup.config.limits.header_timeout = PATIENCE * 10;
     let server = Server::start(setup).await;
-    let health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let mut busy = server.open(&endless(true)).await;
     busy.until("\"content\":\"").await;
     // Three that have asked, four that have not.
     let mut asked = Vec::new();
     for _ in 0..3 {
-        let mut exchange = server.open(health).await;
+        let mut exchange = server.open(HEALTH).await;
         assert_eq!(exchange.reply().await.status, 200);
         asked.push(exchange);
     }
@@ -287,7 +314,7 @@ async fn idle_connections_make_room_and_busy_ones_stay() {
         silent.push(TcpStream::connect(server.address).await.unwrap());
     }
     // The oldest but for the busy one asks again: it is the newest now.
-    asked[0].stream.write_all(health).await.unwrap();
+    asked[0].stream.write_all(HEALTH).await.unwrap();
     assert_eq!(asked[0].reply().await.status, 200);
     let is_closed = async |stream: &mut TcpStream| {
         let end = timeout(PATIENCE, stream.read(&mut [0; 1])).await.unwrap();
@@ -295,14 +322,14 @@ async fn idle_connections_make_room_and_busy_ones_stay() {
     };
     let mut new = Vec::new();
     for oldest in asked.iter_mut().skip(1) {
-        new.push(server.open(health).await);
+        new.push(server.open(HEALTH).await);
         let reply = timeout(PATIENCE, new.last_mut().unwrap().reply()).await;
         assert_eq!(reply.unwrap().status, 200);
         is_closed(&mut oldest.stream).await;
     }
     // As many as there were, and more: each is answered, and none takes the busy one's place.
     for _ in 0..3 * CONNECTIONS {
-        new.push(server.open(health).await);
+        new.push(server.open(HEALTH).await);
         let reply = timeout(PATIENCE, new.last_mut().unwrap().reply()).await;
         assert_eq!(reply.unwrap().status, 200);
     }
@@ -319,7 +346,7 @@ async fn idle_connections_make_room_and_busy_ones_stay() {
         exchange.until("\"role\"").await;
         all.push(exchange);
     }
-    let mut waits = server.open(health).await;
+    let mut waits = server.open(HEALTH).await;
     let waited = timeout(Duration::from_millis(50), waits.reply()).await;
     assert!(waited.is_err(), "there is no room");
     drop(all.pop());
@@ -400,7 +427,12 @@ async fn a_shutdown_lets_running_streams_finish() {
     drop((holding, idle));
     let address = server.address;
     server.ended().await;
-    assert!(TcpStream::connect(address).await.is_err());
+    // The server of another test may have got the port since, for a while.
+    let start = Instant::now();
+    while TcpStream::connect(address).await.is_ok() {
+        assert!(start.elapsed() < PATIENCE, "the port is still open");
+        sleep(Duration::from_millis(10)).await;
+    }
 }
 
 async fn server_says_draining(server: &Server) {
@@ -424,6 +456,8 @@ async fn a_shutdown_ends_what_does_not_finish_with_a_last_event() {
         ..long()
     };
     setup.config.limits.drain_timeout = Duration::from_millis(300);
+    // Time to say so on a busy machine, too.
+    setup.config.limits.cancel_grace = PATIENCE;
     let mut server = Server::start(setup).await;
     let running = streams(&server, &endless(true), 4).await;
     let mut queued = server.open(&endless(true)).await;
@@ -444,12 +478,8 @@ async fn a_shutdown_ends_what_does_not_finish_with_a_last_event() {
         }
         assert_eq!(timeout(PATIENCE, whole.reply()).await.unwrap().status, 503);
     };
+    // A stream that ended by itself has no such event.
     tokio::join!(ended, read);
-    assert!(
-        start.elapsed() < Duration::from_millis(300 + 1500),
-        "{:?}",
-        start.elapsed()
-    );
     let counters = engine.counters();
     while counters.running.load(Ordering::Acquire) + counters.waiting.load(Ordering::Acquire) > 0 {
         assert!(start.elapsed() < PATIENCE);

@@ -1,7 +1,7 @@
 //! The shape of streams: chunks, usage, and their end.
 
 use serde_json::{Value, json};
-use tokio::time::{Duration, timeout};
+use tokio::time::timeout;
 
 use crate::client::{PATIENCE, Server, Setup, request};
 use crate::wire::{CHAT, COMPLETIONS, hello, with};
@@ -145,7 +145,7 @@ async fn the_body_ends_with_the_last_frame_and_the_connection_lives_on() {
     let body = with(&hello(4), json!({"stream": true})).to_string();
     let mut exchange = server.open(&request(CHAT, "", body.as_bytes())).await;
     exchange.until("[DONE]\n\n").await;
-    let reply = timeout(Duration::from_secs(1), exchange.reply())
+    let reply = timeout(PATIENCE, exchange.reply())
         .await
         .expect("the body ends");
     reply.events();

@@ -467,16 +467,16 @@ fn too_much_is_text_and_takes_linear_time() {
                 "[".repeat(DEPTH_MAX)
             ),
         ),
-        ("hermes", "<".repeat(300_000)),
-        ("hermes", "<tool_call>".repeat(30_000)),
+        ("hermes", "<".repeat(600_000)),
+        ("hermes", "<tool_call>".repeat(60_000)),
         (
             "qwen3.5",
             "<tool_call><function=write><parameter=text>".to_owned()
-                + &"\n</parameter>\n<".repeat(30_000),
+                + &"\n</parameter>\n<".repeat(60_000),
         ),
         (
             "gemma4",
-            "<|tool_call>call:f{a:<|\"|>".to_owned() + &"<|\"".repeat(100_000),
+            "<|tool_call>call:f{a:<|\"|>".to_owned() + &"<|\"".repeat(200_000),
         ),
     ] {
         let start = std::time::Instant::now();
@@ -487,7 +487,8 @@ fn too_much_is_text_and_takes_linear_time() {
         let reply = read_pieces(form, pieces);
         assert_eq!(reply.text.len(), text.len());
         assert!(reply.text == text);
-        assert!(start.elapsed().as_secs() < 10, "{form}");
+        // Twice the length takes four times as long where the time is quadratic.
+        assert!(start.elapsed().as_secs() < 40, "{form}");
     }
 }
 

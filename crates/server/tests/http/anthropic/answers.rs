@@ -399,12 +399,15 @@ async fn an_answer_may_have_to_follow_a_schema() {
 
 #[tokio::test]
 async fn an_error_in_a_stream_is_an_event() {
-    let mut setup = Setup::default();
-    setup.config.limits.cancel_grace = Duration::from_millis(500);
+    let mut setup = Setup {
+        context: 8 << 10,
+        ..Setup::default()
+    };
+    setup.config.limits.cancel_grace = PATIENCE;
     setup.config.limits.drain_timeout = Duration::from_millis(1);
     let mut server = Server::start(setup).await;
     let body = with(
-        &ask(STORY, 400),
+        &ask(STORY, 8000),
         json!({"stream": true, "ignore_eos": true}),
     );
     let mut exchange = server
