@@ -110,8 +110,25 @@ fn shaped() -> (&'static str, Sampling) {
     ("T=1.1 with every sampler", sampling)
 }
 
+// The grid of tiny models is several tests, which run at the same time: it takes longer than all others together.
+
 #[test]
-fn speculation_never_changes_a_token_of_a_tiny_model() {
+fn speculation_never_changes_a_token_of_a_tiny_gemma4() {
+    assert_lossless_over_grid(|s| s.whole_grid && s.target.contains("gemma4"));
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_tiny_qwen3_5() {
+    assert_lossless_over_grid(|s| s.whole_grid && !s.target.contains("gemma4"));
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_other_tiny_models() {
+    assert_lossless_over_grid(|s| !s.whole_grid);
+}
+
+/// Asserts that those of [`TINY`] that are `chosen` write in every cell what they write without drafts.
+fn assert_lossless_over_grid(chosen: impl Fn(&Subject) -> bool) {
     let n_prompts = 208;
     let mut cells = 0;
     let mut texts = 0;
@@ -141,7 +158,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
             }
         }
     }
-    for (s, &subject) in TINY.iter().enumerate() {
+    for (s, &subject) in TINY.iter().enumerate().filter(|(_, s)| chosen(s)) {
         let prompts = prompts(n_prompts, vocab(subject), s as u64);
         let ways = samplings().into_iter().chain([shaped()]);
         for (w, (what, sampling)) in ways.enumerate() {
@@ -215,6 +232,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
             }
         }
     }
+    assert!(cells > 0, "a subject is chosen");
     println!("{cells} cells, {texts} texts of up to {MAX_TOKENS} tokens");
     for ((target, draft), (drafted, accepted)) in &accepted {
         println!("{target} {draft:?}: {accepted} of {drafted} accepted");
