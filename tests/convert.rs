@@ -13,6 +13,7 @@ use models::{
 use speculate::draft::{Assistant, Chained};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::Arc;
+use suites::files::Files;
 use suites::rows::head_rows;
 use suites::{repository, test_pixels};
 use weights::Checkpoint;
@@ -358,6 +359,64 @@ fn an_eagle3_head_drafts_the_same_from_a_gguf_file() {
         );
     }
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// What each layer of the MTP head of `checkpoint` makes of the same rows.
+fn layers_of(b: &dyn Backend, checkpoint: &Checkpoint) -> Vec<Vec<f32>> {
+    let target = load_target(b, checkpoint).unwrap();
+    assert!(Qwen35Mtp::is_in(checkpoint).unwrap());
+    let head = Qwen35Mtp::load(b, checkpoint, &*target).unwrap();
+    assert!(checkpoint.unused().is_empty(), "{:?}", checkpoint.unused());
+    let mut memory = Memory::new(b, head.plan(), size());
+    let tokens: Vec<u32> = (3..20).collect();
+    let (mut sequence, mut batch) = (memory.open().unwrap(), Batch::default());
+    memory
+        .push(&mut batch, &mut sequence, &tokens, tokens.len())
+        .unwrap();
+    let values: Vec<f32> = (0..tokens.len() * head.feature_cols())
+        .map(|i| (i % 13) as f32 / 8.0 - 0.7)
+        .collect();
+    let features = b.upload(tokens.len(), head.feature_cols(), &values);
+    let made = |layer| head.forward_layer(layer, b, &*target, &[&features], &batch, &mut memory);
+    let made: Vec<_> = (0..head.layers()).map(made).collect();
+    made.iter()
+        .map(|rows| b.download(rows).into_owned())
+        .collect()
+}
+
+/// GGUF files have what the layers share once for each of them.
+#[test]
+fn an_mtp_head_of_several_layers_is_the_same_in_every_container() {
+    let b = Cpu::new(CpuOptions::default()).unwrap();
+    let stored = Files::open("qwen3_5-dense").with_mtp_layers(3).checkpoint();
+    let want = layers_of(&b, &stored);
+    assert!(want.len() == 3 && want[0] != want[1] && want[1] != want[2]);
+    let name = format!("paceline-layers-{}.gguf", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let recipe = convert(&stored).unwrap();
+    recipe.write_gguf(&path, &[], &mut |_, _| {}).unwrap();
+    let file = Checkpoint::open(&path).unwrap();
+    assert!(file.has("mtp.layers.2.norm.weight"), "a copy");
+    assert_eq!(layers_of(&b, &file), want);
+    let again = convert(&file).unwrap();
+    let copy = again
+        .items
+        .iter()
+        .find(|item| item.name == "mtp.layers.2.norm.weight");
+    assert!(copy.is_none(), "nobody else has copies");
+    assert_eq!(
+        layers_of(&b, &again.checkpoint(&mut |_, _| {}).unwrap()),
+        want
+    );
+    // Put into a checkpoint with a head of one layer.
+    let one = suites::golden("qwen3_5-dense");
+    let mut grown = convert(&one).unwrap();
+    grown.attach_head(convert(&file).unwrap());
+    assert_eq!(
+        layers_of(&b, &grown.checkpoint(&mut |_, _| {}).unwrap()),
+        want
+    );
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]

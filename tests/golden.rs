@@ -5,11 +5,13 @@ use backend::{Backend, Batch, KvFormat, Ops, Reference, Sample, Store};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
-use speculate::{DraftLength, Pooling, Sampling, Speculator, StreamOptions};
+use speculate::draft::Chained;
+use speculate::{DraftLength, Drafter, Pooling, Sampling, Speculator, StreamOptions};
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
-use suites::{Recorder, repository};
+use std::sync::{Arc, Mutex};
+use suites::files::Files;
+use suites::{Noting, Recorder, repository};
 use weights::Checkpoint;
 
 #[path = "golden/blocks.rs"]
@@ -24,6 +26,9 @@ mod video;
 /// Largest difference to the goldens, in units of the tensor's largest value (or
 /// of 1, if that is larger): they are computed in double precision, we in single.
 const TOLERANCE: f32 = 1e-4;
+
+/// All that was drafted.
+type Drafts = Arc<Mutex<Vec<Vec<u32>>>>;
 
 struct Golden {
     values: HashMap<String, Vec<f32>>,
@@ -326,6 +331,55 @@ fn check_mtp(b: Box<dyn Backend>, case: &str, checkpoint: &Checkpoint, golden: &
     }
     assert!(steps >= 3, "{case} chains {steps} steps");
     steps
+}
+
+/// What a head of several layers drafts, one token a layer and then in a second turn, against
+/// `tests/golden/mtp_layers.py`.
+#[test]
+fn the_layers_of_an_mtp_head_draft_in_turn_as_in_the_public_implementations() {
+    let path = "tests/golden/outputs/qwen3_5-dense-mtp-layers.safetensors";
+    let golden = Golden::open(&repository(path));
+    for (new, n) in BACKENDS.iter().flat_map(|new| [(new, 2), (new, 3)]) {
+        let b = Arc::new(Recorder::new(new()));
+        let checkpoint = Files::open("qwen3_5-dense").with_mtp_layers(n).checkpoint();
+        assert!(Qwen35Mtp::is_in(&checkpoint).unwrap());
+        let target = load_target(&*b, &checkpoint).unwrap();
+        let head = Qwen35Mtp::load(&*b, &checkpoint, &*target).unwrap();
+        assert_eq!(checkpoint.unused(), [""; 0], "every tensor is read");
+        let memory = |plan| Memory::new(&*b, plan, size());
+        let (own, drafts) = (memory(head.plan()), Drafts::default());
+        let noting = Noting {
+            inner: Box::new(Chained::new(head, own)),
+            drafts: drafts.clone(),
+        };
+        let drafter: Box<dyn Drafter> = Box::new(noting);
+        let memory = memory(target.plan());
+        let mut speculator = Speculator::new(b.clone(), target, memory, Some(drafter));
+        let integers = |name: &str| &golden.integers[&format!("{n}.{name}")];
+        let (tokens, want) = (integers("tokens"), integers("drafts"));
+        let options = StreamOptions {
+            sampling: Sampling::default(),
+            max_tokens: 20,
+            stop_tokens: Arc::new([]),
+            draft: DraftLength::Fixed(want.len()),
+            logprobs: None,
+        };
+        let mut stream = speculator.open(tokens.clone(), options).unwrap();
+        speculator.round(&mut [&mut stream], tokens.len()).unwrap();
+        assert_eq!(stream.output(), integers("pending"), "{n} layers");
+        assert_eq!(drafts.lock().unwrap()[..], [want.clone()], "{n} layers");
+        let hidden = &golden.values[&format!("{n}.hidden")];
+        let cols = hidden.len() / want.len();
+        for (i, row) in hidden.chunks_exact(cols).enumerate() {
+            let made = b.note_at("draft.hidden", i).unwrap();
+            let got = &made[made.len() - cols..];
+            let error = got.iter().zip(row).map(|(a, b)| (a - b).abs());
+            assert!(
+                error.fold(0.0, f32::max) < TOLERANCE,
+                "{n} layers: draft {i}"
+            );
+        }
+    }
 }
 
 fn check_eagle3(

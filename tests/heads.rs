@@ -461,8 +461,15 @@ fn a_heads_memory_never_holds_a_guess() {
         draft: DraftLength::Fixed(4),
         logprobs: None,
     };
+    let open = |name: &str| match name.split_once('/') {
+        Some((name, layers)) => {
+            let layers = layers.parse().unwrap();
+            Files::open(name).with_mtp_layers(layers).checkpoint()
+        }
+        None => checkpoint(name),
+    };
     let text = |name: &str, drafter: Option<Box<dyn Drafter>>| {
-        let target = load_target(&*b, &checkpoint(name)).unwrap();
+        let target = load_target(&*b, &open(name)).unwrap();
         let memory = Memory::new(&*b, target.plan(), size(1));
         let mut speculator = Speculator::new(b.clone(), target, memory, drafter);
         let mut stream = speculator.open(prompt.clone(), options()).unwrap();
@@ -477,18 +484,18 @@ fn a_heads_memory_never_holds_a_guess() {
         boxed(&*b, head)
     };
     let mtp = |name: &str| {
-        let target = load_target(&*b, &checkpoint(name)).unwrap();
-        boxed(
-            &*b,
-            Qwen35Mtp::load(&*b, &checkpoint(name), &*target).unwrap(),
-        )
+        let target = load_target(&*b, &open(name)).unwrap();
+        boxed(&*b, Qwen35Mtp::load(&*b, &open(name), &*target).unwrap())
     };
     type New<'a> = &'a dyn Fn(&str) -> Box<dyn Drafter>;
-    let cases: [(&str, New<'_>); 4] = [
+    let cases: [(&str, New<'_>); 6] = [
         (DENSE, &eagle3),
         ("gemma4-ple", &eagle3),
         ("qwen3_5-dense", &eagle3),
         ("qwen3_5-dense", &mtp),
+        // Heads of several layers.
+        ("qwen3_5-dense/2", &mtp),
+        ("qwen3_5-dense/3", &mtp),
     ];
     for (name, new) in cases {
         let (truth, _) = text(name, None);
@@ -504,6 +511,51 @@ fn a_heads_memory_never_holds_a_guess() {
         assert_eq!(got, truth, "{name}");
         assert!(accepted > 10, "{name}: some drafts are right");
         assert!(*compared.lock().unwrap() > 4, "{name}: drafts are compared");
+    }
+}
+
+#[test]
+fn layers_of_an_mtp_head_that_do_not_fit_are_refused() {
+    let b = Reference;
+    let refused = |files: &Files| {
+        let checkpoint = files.checkpoint();
+        let target = load_target(&b, &checkpoint).unwrap();
+        let inside = Qwen35Mtp::is_in(&checkpoint)
+            .and_then(|_| Qwen35Mtp::load(&b, &checkpoint, &*target).map(|head| head.layers()));
+        inside.unwrap_err().to_string()
+    };
+    let files = |n| Files::open("qwen3_5-dense").with_mtp_layers(n);
+    let mut more = files(2);
+    more.config["mtp_num_hidden_layers"] = json!(1);
+    let mut fewer = files(2);
+    fewer.config["mtp_num_hidden_layers"] = json!(3);
+    let mut other = files(2);
+    let mut copy = other.tensors["mtp.fc.weight"].clone();
+    other
+        .tensors
+        .insert("mtp.layers.1.fc.weight".into(), copy.clone());
+    let n = Qwen35Mtp::load(
+        &b,
+        &other.checkpoint(),
+        &*load_target(&b, &other.checkpoint()).unwrap(),
+    );
+    assert_eq!(n.unwrap().layers(), 2, "a copy is what the layers share");
+    copy.2[0] ^= 1;
+    other.tensors.insert("mtp.layers.1.fc.weight".into(), copy);
+    for (files, wanted) in [
+        (
+            more,
+            "2 layers where config.json has `mtp_num_hidden_layers: 1`",
+        ),
+        (
+            fewer,
+            "the MTP head is incomplete: 11 of its 37 tensors are missing: `mtp.layers.2.",
+        ),
+        (other, "`mtp.layers.1.fc.weight` other than `mtp.fc.weight`"),
+        (files(9), "a head of 9 MTP layers, more than 8"),
+    ] {
+        let error = refused(&files);
+        assert!(error.contains(wanted), "{error}");
     }
 }
 

@@ -145,6 +145,58 @@ fn a_block_drafter_guesses_the_same_from_a_gguf_file() {
     }
 }
 
+/// The library speculators has what the head adds to a drafter at the top of its configuration, and
+/// the sizes of its layers in a part of it.
+#[test]
+fn a_dflash_2_head_guesses_the_same_in_the_layout_of_speculators() {
+    let b = Reference;
+    let seeded = SeededBlock::new("dflash2");
+    let target = load_target(&b, &golden(&seeded.target)).unwrap();
+    let of = |seeded: &SeededBlock| {
+        let head = BlockHead::load(&b, &seeded.checkpoint(), &*target, seeded.kind);
+        head.map(|head| guesses(&b, &head, &*target))
+    };
+    let mut other = seeded.clone();
+    let mut layers = seeded.config.clone();
+    let own = layers.as_object_mut().unwrap();
+    own.retain(|key, _| {
+        !["architectures", "block_size", "is_causal", "dflash_config"].contains(&&**key)
+    });
+    let vocab = layers["vocab_size"].clone();
+    other.config = json!({
+        "architectures": ["DFlash2DraftModel"],
+        "speculators_model_type": "dflash2",
+        "speculators_version": "0.9.0",
+        "block_size": seeded.config["block_size"],
+        "draft_vocab_size": vocab,
+        // Layers entered, where z-lab counts layers left.
+        "aux_hidden_state_layer_ids": [1, 3],
+        "target_hidden_size": null,
+        "sample_from_anchor": false,
+        "sliding_window_non_causal": true,
+        "transformer_layer_config": layers,
+        "speculators_config": {
+            "algorithm": "dflash2",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"architectures": ["Gemma4ForCausalLM"], "name_or_path": null},
+        },
+    });
+    let whole = other.config.as_object_mut().unwrap();
+    for (key, value) in seeded.config["dflash_config"].as_object().unwrap() {
+        if key != "target_layer_ids" {
+            whole.insert(key.clone(), value.clone());
+        }
+    }
+    assert_eq!(of(&other).unwrap(), of(&seeded).unwrap());
+    other.config["speculators_config"]["verifier"]["architectures"] = json!(["Qwen3ForCausalLM"]);
+    let error = of(&other).err().unwrap().to_string();
+    assert!(
+        error.contains("its target's architecture is Qwen3ForCausalLM"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_gguf_file_of_a_block_drafter_says_what_is_wrong_with_it() {
     let b = Reference;

@@ -226,22 +226,22 @@ MTP_NAMES = {
     "mtp.pre_fc_norm_embedding.": "enorm.",
     "mtp.pre_fc_norm_hidden.": "hnorm.",
     "mtp.norm.": "post_norm.",
-    "mtp.layers.0.": "mtp_block.",
 }
 
 
-def mtp_head(model, weights):
-    """The library's generic MTP module with the `mtp.*` tensors (fused experts) of a checkpoint."""
+def mtp_head(model, weights, n=1):
+    """The library's generic MTP module with the `mtp.*` tensors (fused experts) of a head of `n` layers."""
     text = model.config.get_text_config()
-    text.num_mtp_layers, text.mtp_layer_types = 1, ["full_attention"]
-    head = MtpModel(model, 1).eval()
+    text.num_mtp_layers, text.mtp_layer_types = n, ["full_attention"] * n
+    head = MtpModel(model, n).eval()
     head.config._attn_implementation = "eager"
-    renamed = {}
-    for name, values in weights.items():
-        for ours, theirs in MTP_NAMES.items():
-            if name.startswith(ours):
-                renamed[name.replace(ours, theirs, 1)] = torch.from_numpy(np.array(values, np.float32))
-    head.layers[0].load_state_dict(renamed, strict=True)
+    for i, layer in enumerate(head.layers):
+        renamed = {}
+        for name, values in weights.items():
+            for ours, theirs in (MTP_NAMES | {f"mtp.layers.{i}.": "mtp_block."}).items():
+                if name.startswith(ours):
+                    renamed[name.replace(ours, theirs, 1)] = torch.from_numpy(np.array(values, np.float32))
+        layer.load_state_dict(renamed, strict=True)
     return head
 
 

@@ -377,14 +377,14 @@ def qwen3_5_logits(c, W, h):
     return h @ W[name].T
 
 
-def mtp(c, W, tokens, hidden, positions, cache, trace):
+def mtp(c, W, tokens, hidden, positions, cache, trace, layer=0):
     """MTP rows: row r is built from token `tokens[r]` at `positions[r]` and the hidden of the position before it."""
     eps = c["rms_norm_eps"]
     e = rms1(W["model.embed_tokens.weight"][tokens], eps, W["mtp.pre_fc_norm_embedding.weight"])
     h = rms1(hidden, eps, W["mtp.pre_fc_norm_hidden.weight"])
     x = np.concatenate([e, h], -1) @ W["mtp.fc.weight"].T
     trace["embed"] = x
-    x = qwen3_5_layer(c, W, "mtp.layers.0.", "full_attention", x, positions, cache, Layer(trace, "layers.0."))
+    x = qwen3_5_layer(c, W, f"mtp.layers.{layer}.", "full_attention", x, positions, cache, Layer(trace, "layers.0."))
     return rms1(x, eps, W["mtp.norm.weight"])
 
 

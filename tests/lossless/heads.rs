@@ -125,6 +125,23 @@ fn an_mtp_head_with_another_contract_changes_no_token() {
 }
 
 #[test]
+fn an_mtp_head_of_several_layers_changes_no_token() {
+    const DENSE: &str = "tests/golden/checkpoints/qwen3_5-dense";
+    let layers = |n| Files::open("qwen3_5-dense").with_mtp_layers(n).checkpoint();
+    let make = |b: &dyn Backend, target: &dyn models::Target, size, i: usize| {
+        let checkpoint = layers([2, 3, 8][i]);
+        let mut head = Qwen35Mtp::load(b, &checkpoint, target).unwrap();
+        if i == 1 {
+            let ids: Vec<u32> = (0..target.vocab_size() as u32).step_by(2).collect();
+            head = head.with_shortlist(b, &checkpoint, target, &ids).unwrap();
+        }
+        let memory = Memory::new(b, head.plan(), size);
+        Box::new(Chained::new(head, memory)) as Box<dyn Drafter>
+    };
+    assert_lossless(DENSE, || open(DENSE), 3, make);
+}
+
+#[test]
 fn an_assistant_with_a_window_changes_no_token() {
     const PAIRS: &[(&str, &str)] = &[
         (

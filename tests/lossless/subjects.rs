@@ -1,6 +1,10 @@
 //! The models under test, who drafts for them, and what they are asked.
 
 use crate::{CONTEXT, MAX_TOKENS};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use suites::files::Files;
 use suites::{Rng, repository};
 use weights::Checkpoint;
 
@@ -32,6 +36,8 @@ pub(crate) struct Subject {
     pub(crate) block: Option<&'static str>,
     /// A draft model, which may be the target itself.
     pub(crate) model: Option<&'static str>,
+    /// Layers that the target's MTP head is given; those that it has if 0.
+    pub(crate) mtp_layers: usize,
     /// Whether every cell of the grid is run, or every fifth.
     pub(crate) whole_grid: bool,
 }
@@ -44,6 +50,24 @@ impl Subject {
 
     pub(crate) fn has_head(&self) -> bool {
         self.assistant.is_some() || self.target.contains("qwen")
+    }
+
+    /// Where the target lies.
+    pub(crate) fn folder(&self) -> PathBuf {
+        static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+        let stored = repository(self.target);
+        if self.mtp_layers == 0 {
+            return stored;
+        }
+        let name = stored.file_name().unwrap().to_str().unwrap();
+        let folder = format!("{name}-mtp-{}", self.mtp_layers);
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+        let mut made = MADE.lock().unwrap();
+        if made.insert(folder.clone()) {
+            let files = Files::open(name).with_mtp_layers(self.mtp_layers);
+            files.save(&folder);
+        }
+        folder
     }
 
     /// Whether nobody drafts for the subject in the way of `draft`.
@@ -65,6 +89,7 @@ pub(crate) const ALONE: Subject = Subject {
     eagle3: None,
     block: None,
     model: None,
+    mtp_layers: 0,
     whole_grid: false,
 };
 
@@ -76,6 +101,7 @@ pub(crate) const TINY: &[Subject] = &[
         block: Some("speculators"),
         model: Some("tests/golden/checkpoints/gemma4-ple"),
         whole_grid: true,
+        ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/gemma4-ple",
@@ -103,6 +129,11 @@ pub(crate) const TINY: &[Subject] = &[
         target: "tests/golden/checkpoints/qwen3_5-moe",
         eagle3: Some("tests/golden/checkpoints/qwen3_5-moe-eagle3"),
         model: Some("tests/golden/checkpoints/qwen3_5-dense"),
+        ..ALONE
+    },
+    Subject {
+        target: "tests/golden/checkpoints/qwen3_5-dense",
+        mtp_layers: 3,
         ..ALONE
     },
     Subject {

@@ -220,7 +220,7 @@ pub(crate) fn speculator(
         checkpoint.keep_mapped(setup.mapped);
         checkpoint
     };
-    let checkpoint = open(setup.subject.target);
+    let checkpoint = open(setup.subject.folder().to_str().expect("a path"));
     b.left_in_files();
     let target = load_target(&**b, &checkpoint).unwrap();
     let left = b.left_in_files() > 0;

@@ -3,6 +3,7 @@
 use crate::repository;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use weights::Checkpoint;
 
 /// A golden checkpoint's files, to be changed.
@@ -45,12 +46,64 @@ impl Files {
         }
     }
 
+    /// Gives its MTP head `n` layers: layer `i` is the first one with the rows of every tensor moved down
+    /// by `i`, as in `tests/golden/mtp_layers.py`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no head.
+    #[must_use]
+    pub fn with_mtp_layers(mut self, n: usize) -> Files {
+        let first = "mtp.layers.0.";
+        let own = self
+            .tensors
+            .iter()
+            .filter(|(name, _)| name.starts_with(first));
+        let own: Vec<(String, (String, Vec<usize>, Vec<u8>))> = own
+            .map(|(name, tensor)| (name.clone(), tensor.clone()))
+            .collect();
+        assert!(!own.is_empty(), "an MTP head");
+        for layer in 1..n {
+            for (name, (dtype, shape, bytes)) in &own {
+                let mut moved = bytes.clone();
+                moved.rotate_right(layer % shape[0] * (bytes.len() / shape[0]));
+                let name = name.replace(first, &format!("mtp.layers.{layer}."));
+                let tensor = (dtype.clone(), shape.clone(), moved);
+                self.tensors.insert(name, tensor);
+            }
+        }
+        self.config["mtp_num_hidden_layers"] = json!(n);
+        self
+    }
+
     /// The checkpoint that they are now.
     ///
     /// # Panics
     ///
     /// If they are none any more.
     pub fn checkpoint(&self) -> Checkpoint {
+        let files = vec![("model.safetensors".to_owned(), self.weights().into())];
+        Checkpoint::from_bytes(&self.config.to_string(), files).expect("a golden file")
+    }
+
+    /// Writes them into `folder`, which is made.
+    ///
+    /// # Panics
+    ///
+    /// If that fails.
+    pub fn save(&self, folder: &Path) {
+        std::fs::create_dir_all(folder).expect("a folder");
+        let config = self.config.to_string().into_bytes();
+        for (name, bytes) in [
+            ("config.json", config),
+            ("model.safetensors", self.weights()),
+        ] {
+            std::fs::write(folder.join(name), bytes).expect("a file");
+        }
+    }
+
+    /// The bytes of the file of weights.
+    fn weights(&self) -> Vec<u8> {
         let mut header = serde_json::Map::new();
         let mut data = Vec::<u8>::new();
         for (name, (dtype, shape, bytes)) in &self.tensors {
@@ -63,8 +116,7 @@ impl Files {
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend(header);
         file.extend(data);
-        let files = vec![("model.safetensors".to_owned(), file.into())];
-        Checkpoint::from_bytes(&self.config.to_string(), files).expect("a golden file")
+        file
     }
 
     /// Puts `to` in the place of `from` at the beginning of names.

@@ -2,6 +2,7 @@
 
 use crate::{Item, Recipe};
 use serde_json::json;
+use std::collections::BTreeSet;
 
 fn is_head(item: &Item<'_>) -> bool {
     item.name.starts_with("mtp.")
@@ -33,6 +34,16 @@ impl<'a> Recipe<'a> {
         self.items.retain(is_head);
     }
 
+    /// Layers of the MTP head.
+    pub(crate) fn head_layers(&self) -> usize {
+        let layer = |item: &'_ Item<'a>| -> Option<String> {
+            let (layer, _) = item.name.strip_prefix("mtp.layers.")?.split_once('.')?;
+            Some(layer.to_owned())
+        };
+        let layers: BTreeSet<String> = self.items.iter().filter_map(layer).collect();
+        layers.len()
+    }
+
     /// Puts the MTP head of `other` in the place of this one's, if it has any. Does
     /// nothing where `other` has none.
     pub fn attach_head(&mut self, mut other: Recipe<'a>) {
@@ -40,6 +51,7 @@ impl<'a> Recipe<'a> {
             return;
         }
         other.keep_head();
+        let layers = other.head_layers();
         // How the head is to be used goes with it.
         match other.config.get_mut(weights::MTP_CONTRACT) {
             Some(contract) => self.config[weights::MTP_CONTRACT] = contract.take(),
@@ -57,6 +69,6 @@ impl<'a> Recipe<'a> {
             true => &mut self.config["text_config"],
             false => &mut self.config,
         };
-        config["mtp_num_hidden_layers"] = json!(1);
+        config["mtp_num_hidden_layers"] = json!(layers);
     }
 }

@@ -100,6 +100,14 @@ pub trait ChainedHead: Send + Sync {
     /// What the head remembers of each of its rows.
     fn plan(&self) -> MemoryPlan;
 
+    /// Layers that guess in turn, each with keys and values of its own. Layer `i` reads, in row `p`,
+    /// the token after the target's row `p + i` and what the layer before it has returned for row `p`,
+    /// or the feature if it is the first one; so it guesses the token `i` places after the one that the
+    /// first layer guesses.
+    fn layers(&self) -> usize {
+        1
+    }
+
     /// Values of a feature: F.
     fn feature_cols(&self) -> usize;
 
@@ -126,6 +134,25 @@ pub trait ChainedHead: Send + Sync {
         batch: &Batch,
         memory: &mut Memory,
     ) -> Tensor;
+
+    /// Runs layer `layer` of [`ChainedHead::layers`] as [`ChainedHead::forward`] runs the first one. The
+    /// first of `inputs` are the features, the others the embeddings of media.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer.
+    fn forward_layer(
+        &self,
+        layer: usize,
+        b: &dyn Backend,
+        target: &dyn Target,
+        inputs: &[&Tensor],
+        batch: &Batch,
+        memory: &mut Memory,
+    ) -> Tensor {
+        assert_eq!(layer, 0, "a head of one layer");
+        self.forward(b, target, inputs[0], &inputs[1..], batch, memory)
+    }
 
     /// The tokens that [`ChainedHead::listed_logits`] scores apart.
     fn shortlist(&self) -> Option<&Shortlist> {

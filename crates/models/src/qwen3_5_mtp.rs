@@ -10,6 +10,10 @@
 //! head takes `m` instead. It keeps keys and values of its own, one row for each
 //! `p`. Embeddings and output head are the target's. Writers of some heads ask for rows
 //! before these norms, or for `h_p` on the left ([`Contract`]).
+//!
+//! A head of several layers has `Wfc` and the norms once. Layer `i` guesses the token `i` places
+//! further: in row `p` it reads `x_{p+i+1}`, and what layer `i - 1` has made of row `p` in the place of
+//! `h_p` (`Qwen3_5MultiTokenPredictor` and the multi-module speculator of vLLM, `MtpModel` of transformers).
 
 use crate::census::{self, Census};
 use crate::layers::Loader;
@@ -22,12 +26,15 @@ use weights::Checkpoint;
 /// What every head has beside its block; any of them is a sign of one.
 const HEAD_TENSORS: &[&str] = &["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"];
 
+/// Layers of a head, at most: drafts are as long in practice, and each row is run by all of them.
+const MAX_LAYERS: usize = 8;
+
 /// A multi-token-prediction head, paired with its target.
 pub struct Qwen35Mtp {
     fc: Matrix,
     embedding_norm: Tensor,
     hidden_norm: Tensor,
-    layer: FullLayer,
+    layers: Vec<FullLayer>,
     norm: Tensor,
     contract: Contract,
     /// What enters the target's final norm, if the head reads that.
@@ -35,6 +42,43 @@ pub struct Qwen35Mtp {
     shortlist: Option<Shortlist>,
     kv_layer: (usize, usize),
     eps: f32,
+}
+
+/// Layers of the head of `checkpoint`: those of its tensors, and of its configuration if that knows.
+fn n_layers(checkpoint: &Checkpoint) -> Result<usize, ModelError> {
+    let layer = |name: &str| -> Option<usize> {
+        let (layer, _) = name.strip_prefix("mtp.layers.")?.split_once('.')?;
+        layer.parse().ok()
+    };
+    let last = checkpoint.names().filter_map(layer).max();
+    let found = last.map_or(1, |last| last.saturating_add(1));
+    let said = checkpoint.text_config()["mtp_num_hidden_layers"].as_u64();
+    let n = match said.and_then(|said| usize::try_from(said).ok()) {
+        None | Some(0) => found,
+        Some(said) if said < found => {
+            let feature = format!(
+                "an MTP head with {found} layers where config.json has `mtp_num_hidden_layers: {said}`"
+            );
+            return Err(ModelError::Unsupported { feature });
+        }
+        Some(said) => said,
+    };
+    if n > MAX_LAYERS {
+        let feature = format!("a head of {n} MTP layers, more than {MAX_LAYERS},");
+        return Err(ModelError::Unsupported { feature });
+    }
+    Ok(n)
+}
+
+/// What layer `layer` of the head of `checkpoint` has once more, as GGUF files say it: the name of what
+/// all layers share, and of the copy.
+fn copies(checkpoint: &Checkpoint, layer: usize) -> impl Iterator<Item = (String, String)> {
+    let named = move |name: &&str| {
+        let copy = format!("mtp.layers.{layer}.{name}.weight");
+        (format!("mtp.{name}.weight"), copy)
+    };
+    let all = HEAD_TENSORS.iter().map(named);
+    all.filter(|(_, copy)| checkpoint.has(copy))
 }
 
 /// `target` as the family that has such heads.
@@ -79,7 +123,8 @@ impl Qwen35Mtp {
     /// # Errors
     ///
     /// [`ModelError::MissingHead`] if one has it and the other has not: such a
-    /// checkpoint was stripped, and would draft nothing.
+    /// checkpoint was stripped, and would draft nothing. [`ModelError::Unsupported`] if they
+    /// disagree about its layers, or these are too many.
     pub fn is_in(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
         let promised = Config::read(checkpoint)?.mtp_num_hidden_layers;
         let present = HEAD_TENSORS
@@ -87,7 +132,7 @@ impl Qwen35Mtp {
             .any(|name| checkpoint.has(&format!("mtp.{name}.weight")));
         match (promised, present) {
             (0, false) => Ok(false),
-            (1, true) => Ok(true),
+            (1.., true) => Ok(n_layers(checkpoint)? > 0),
             (0, true) => Err(ModelError::MissingHead(
                 "the checkpoint has `mtp.*` tensors, but its config.json has no `mtp_num_hidden_layers`, \
                  which is 1 where the head is this model's"
@@ -97,7 +142,6 @@ impl Qwen35Mtp {
                 "config.json promises `mtp_num_hidden_layers: {n}`, but the checkpoint has no `mtp.*` tensors: \
                  a conversion has dropped the head"
             ))),
-            (n, true) => Err(ModelError::Unsupported { feature: format!("a head of {n} MTP layers") }),
         }
     }
 
@@ -106,14 +150,19 @@ impl Qwen35Mtp {
     ///
     /// # Errors
     ///
-    /// If the configuration cannot be read.
+    /// [`ModelError::Unpaired`] for another family's target, [`ModelError::Unsupported`] for layers
+    /// that the configuration does not have, or too many.
     pub fn census(checkpoint: &Checkpoint, target: &dyn Target) -> Result<Census, ModelError> {
         let config = &paired(target)?.config;
         let mut names: Vec<String> = HEAD_TENSORS
             .iter()
             .map(|n| format!("mtp.{n}.weight"))
             .collect();
-        names.extend(FullLayer::tensors(checkpoint, "mtp.layers.0", config));
+        for layer in 0..n_layers(checkpoint)? {
+            let at = format!("mtp.layers.{layer}");
+            names.extend(copies(checkpoint, layer).map(|(_, copy)| copy));
+            names.extend(FullLayer::tensors(checkpoint, &at, config));
+        }
         Ok(Census::take(checkpoint, "mtp.", &names))
     }
 
@@ -134,12 +183,21 @@ impl Qwen35Mtp {
         Self::census(checkpoint, target)?.complete("MTP head")?;
         let config = &target.config;
         let hidden = config.hidden_size;
+        let n_layers = n_layers(checkpoint)?;
+        for (name, copy) in (0..n_layers).flat_map(|layer| copies(checkpoint, layer)) {
+            if !checkpoint.is_copy(&copy, &name)? {
+                let feature = format!("an MTP layer with `{copy}` other than `{name}`");
+                return Err(ModelError::Unsupported { feature });
+            }
+        }
         let at = Loader::new(b, checkpoint).at("mtp");
         let head = Qwen35Mtp {
             fc: at.matrix("fc", hidden, 2 * hidden)?,
             embedding_norm: at.offset_norm("pre_fc_norm_embedding", hidden)?,
             hidden_norm: at.offset_norm("pre_fc_norm_hidden", hidden)?,
-            layer: FullLayer::load(&at.at("layers").at(0), config)?,
+            layers: (0..n_layers)
+                .map(|i| FullLayer::load(&at.at("layers").at(i), config))
+                .collect::<Result<_, _>>()?,
             norm: at.offset_norm("norm", hidden)?,
             taps: match contract.reads_before_norm {
                 true => vec![target.n_layers()],
@@ -190,10 +248,14 @@ impl ChainedHead for Qwen35Mtp {
         MemoryPlan {
             groups: vec![GroupPlan {
                 window: None,
-                layers: vec![self.kv_layer],
+                layers: vec![self.kv_layer; self.layers.len()],
             }],
             delta: Vec::new(),
         }
+    }
+
+    fn layers(&self) -> usize {
+        self.layers.len()
     }
 
     /// The target's hidden rows as they are, after or before its final norm.
@@ -215,8 +277,6 @@ impl ChainedHead for Qwen35Mtp {
         true
     }
 
-    /// From rows `(token x_{p+1}, hidden h_p)` to `m: [n, H]`, or to what enters `norm` where a
-    /// chain goes on from that.
     fn forward(
         &self,
         b: &dyn Backend,
@@ -226,6 +286,22 @@ impl ChainedHead for Qwen35Mtp {
         batch: &Batch,
         memory: &mut Memory,
     ) -> Tensor {
+        let inputs: Vec<&Tensor> = [hidden].into_iter().chain(media.iter().copied()).collect();
+        self.forward_layer(0, b, target, &inputs, batch, memory)
+    }
+
+    /// From rows `(token x_{p+1}, hidden h_p)` to `m: [n, H]`, or to what enters `norm` where a
+    /// chain goes on from that.
+    fn forward_layer(
+        &self,
+        layer: usize,
+        b: &dyn Backend,
+        target: &dyn Target,
+        inputs: &[&Tensor],
+        batch: &Batch,
+        memory: &mut Memory,
+    ) -> Tensor {
+        let (hidden, media) = (inputs[0], &inputs[1..]);
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), self.eps);
         let token = norm(&target.inputs(b, batch, media), &self.embedding_norm); // [n, H]
         let h = norm(hidden, &self.hidden_norm); // [n, H]
@@ -234,9 +310,11 @@ impl ChainedHead for Qwen35Mtp {
             false => b.concat(&token, &h),
         }; // [n, 2 H]
         let u = b.matmul(&both, &self.fc); // [n, H]
-        let y = self
-            .layer
-            .forward(b, format_args!("mtp"), u, batch, &mut memory.kv[FULL][0]);
+        let kv = &mut memory.kv[FULL][layer];
+        let y = match layer {
+            0 => self.layers[0].forward(b, format_args!("mtp"), u, batch, kv),
+            i => self.layers[i].forward(b, format_args!("mtp.layers.{i}"), u, batch, kv),
+        }; // [n, H]
         let m = match self.contract.chains_before_norm {
             true => y,
             false => norm(&y, &self.norm),

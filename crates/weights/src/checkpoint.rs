@@ -326,6 +326,19 @@ impl Checkpoint {
         Ok((self.data(tensor), entry.dtype, entry.shape.clone()))
     }
 
+    /// Whether tensor `name` has the bytes, the type and the shape of tensor `of`. Marks it used.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is missing.
+    pub fn is_copy(&self, name: &str, of: &str) -> Result<bool, LoadError> {
+        let original = self.tensors.get(of).ok_or_else(|| self.missing(of))?;
+        let copy = self.tensor(name)?;
+        let (a, b) = (&copy.entry, &original.entry);
+        let alike = (a.dtype, &a.shape) == (b.dtype, &b.shape);
+        Ok(alike && self.data(copy) == self.data(original))
+    }
+
     /// Has `tell` called with each tensor that is read from now on: with the bytes of all that were
     /// read since. The first follower stays.
     pub fn follow(&self, tell: impl Fn(u64) + Send + Sync + 'static) {

@@ -58,13 +58,14 @@ impl Checkpoint {
     }
 
     /// The names of all [`Checkpoint::weight`]s, sorted: all tensors but those that
-    /// belong to a weight of codes or change no weight.
+    /// belong to a weight of codes, change no weight or are there once more.
     pub fn weight_names(&self) -> impl Iterator<Item = &str> {
         let belongs = |name: &str| {
             let (module, end) = name.rsplit_once('.').unwrap_or(("", name));
             let of_codes = end != "weight" && self.is_companioned(&format!("{module}.weight"));
             let factor = name.strip_suffix("_scale_2");
             names::is_of_activations(name)
+                || self.shared(name).is_some()
                 || of_codes && is_companion(end)
                 || factor.is_some_and(|weight| self.find(weight).is_some())
         };
@@ -72,6 +73,12 @@ impl Checkpoint {
         self.names()
             .filter(move |name| !belongs(name))
             .map(|name| name.strip_suffix("_packed").unwrap_or(name))
+    }
+
+    /// What the layers of an MTP head share, if `name` is a layer's copy of it.
+    fn shared(&self, name: &str) -> Option<&crate::tensor::Tensor> {
+        let (_, shared) = name.strip_prefix("mtp.layers.")?.split_once('.')?;
+        self.find(&format!("mtp.{shared}"))
     }
 
     /// Whether something is stored without which the weight `name` is another one.

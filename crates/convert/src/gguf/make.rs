@@ -84,6 +84,7 @@ impl Recipe<'_> {
         export: &Export,
     ) -> Result<(Vec<Part<'_>>, Vec<TensorInfo>), ConvertError> {
         let (mut parts, mut infos) = (Vec::new(), Vec::new());
+        let heads = self.head_layers();
         for item in self.items.iter().filter(|item| !export.drops(&item.name)) {
             let named = export
                 .name(&item.name)
@@ -104,12 +105,14 @@ impl Recipe<'_> {
                 }
                 _ => {}
             }
-            infos.push(TensorInfo {
-                name,
-                shape: shape(item),
-                store,
-            });
-            parts.push((item, rewrite));
+            for name in [name].into_iter().chain(export.copies(&item.name, heads)) {
+                infos.push(TensorInfo {
+                    name,
+                    shape: shape(item),
+                    store,
+                });
+                parts.push((item, rewrite));
+            }
         }
         Ok((parts, infos))
     }

@@ -262,19 +262,19 @@ impl Drafter for Block {
     }
 
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
-        Ok(Box::new(HeadState::open(&self.memory)?))
+        Ok(Box::new(HeadState::open(&self.memory, 0)?))
     }
 
     fn fits(&self, saved: Option<&SavedDraft>, n_pieces: usize) -> bool {
-        head_state::fits(&self.memory, self.head.feature_cols(), saved, n_pieces)
+        head_state::fits(&self.memory, (self.head.feature_cols(), 0), saved, n_pieces)
     }
 
     fn restorable(&self, saved: Option<&SavedDraft>, rows: usize) -> usize {
-        head_state::restorable(&self.memory, saved, rows)
+        head_state::restorable(&self.memory, 0, saved, rows)
     }
 
     fn restore(&self, saved: Option<&SavedDraft>, rows: usize) -> Result<Restored, MemoryFull> {
-        head_state::restore(&self.memory, self.head.feature_cols(), saved, rows)
+        head_state::restore(&self.memory, (self.head.feature_cols(), 0), saved, rows)
     }
 
     fn n_free_pages(&self) -> usize {

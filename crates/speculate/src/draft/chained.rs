@@ -1,4 +1,5 @@
-//! Drafts with a head that is chained on itself: an MTP head, or EAGLE-3's.
+//! Drafts with a head that is chained on itself: an MTP head, or EAGLE-3's. A head of several layers
+//! drafts with these in turn ([`super::layered`]).
 //!
 //! The head has keys and values of its own, a row for each of the target's. Rows
 //! built from the target's true rows stay; the chain's rows are forgotten as soon as
@@ -7,6 +8,7 @@
 //! features.
 
 use super::head_state::{self, HeadState, leave_unread, lock, may_wait, push, with_unread};
+use super::layered::Layered;
 use super::stretch::Links;
 use super::{DraftRequest, DraftState, Drafter, Restored, SavedDraft, TargetView, coverage};
 use crate::sample::Scratch;
@@ -103,6 +105,37 @@ impl<H: ChainedHead> Chained<H> {
         };
         links.draft(b, memory, from, requests, &mut self.scratch)
     }
+
+    /// Has all layers read `features` and draft in turn. The rows that the head is not to keep stay in
+    /// `memory`.
+    fn in_turn(
+        &mut self,
+        target: TargetView<'_>,
+        memory: &mut Memory,
+        features: Tensor,
+        is_listed: bool,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
+        let (b, head) = (target.b, &self.head);
+        let layered = Layered {
+            key: self.key,
+            n_layers: head.layers(),
+            follows_grid: head.follows_grid(),
+            forward: &|memory, layer, batch, x| {
+                head.forward_layer(layer, b, target.model, x, batch, memory)
+            },
+            score: &|m| {
+                let listed = is_listed.then(|| head.listed_logits(b, m)).flatten();
+                listed.unwrap_or_else(|| head.logits(b, target.model, m))
+            },
+        };
+        layered.draft(b, memory, features, requests, &mut self.scratch)
+    }
+
+    /// Newest rows that it cannot keep, since a layer would have to guess what follows them.
+    fn lookahead(&self) -> usize {
+        self.head.layers() - 1
+    }
 }
 
 impl<H: ChainedHead> Drafter for Chained<H> {
@@ -115,19 +148,21 @@ impl<H: ChainedHead> Drafter for Chained<H> {
     }
 
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
-        Ok(Box::new(HeadState::open(&self.memory)?))
+        Ok(Box::new(HeadState::open(&self.memory, self.lookahead())?))
     }
 
     fn fits(&self, saved: Option<&SavedDraft>, n_pieces: usize) -> bool {
-        head_state::fits(&self.memory, self.head.feature_cols(), saved, n_pieces)
+        let sizes = (self.head.feature_cols(), self.lookahead());
+        head_state::fits(&self.memory, sizes, saved, n_pieces)
     }
 
     fn restorable(&self, saved: Option<&SavedDraft>, rows: usize) -> usize {
-        head_state::restorable(&self.memory, saved, rows)
+        head_state::restorable(&self.memory, self.lookahead(), saved, rows)
     }
 
     fn restore(&self, saved: Option<&SavedDraft>, rows: usize) -> Result<Restored, MemoryFull> {
-        head_state::restore(&self.memory, self.head.feature_cols(), saved, rows)
+        let sizes = (self.head.feature_cols(), self.lookahead());
+        head_state::restore(&self.memory, sizes, saved, rows)
     }
 
     fn n_free_pages(&self) -> usize {
@@ -153,11 +188,16 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         let features = with_unread(b, features, requests);
         let shared = self.memory.clone();
         let mut memory = lock(&shared);
-        let (x, last) = self.read(target, &mut memory, &features, requests);
-        let drafts = self.chain(target, &mut memory, (x, &last), is_listed, requests);
+        let drafts = if self.head.layers() > 1 {
+            self.in_turn(target, &mut memory, features, is_listed, requests)
+        } else {
+            let (x, last) = self.read(target, &mut memory, &features, requests);
+            self.chain(target, &mut memory, (x, &last), is_listed, requests)
+        };
         for request in requests {
             let state = request.state.of::<HeadState>();
-            memory.truncate(&mut state.sequence, request.sequence.len());
+            let rows = request.sequence.len() - state.n_unread();
+            memory.truncate(&mut state.sequence, rows);
         }
         drafts
     }

@@ -2,9 +2,11 @@
 //! made from a *feature* of it, and no guess.
 //!
 //! Where no stream wants a draft, rows wait, as features, and are read some at a time: a step of
-//! the head reads all its weights, however few rows it has.
+//! the head reads all its weights, however few rows it has. The last rows of a text always wait where
+//! the head looks further ahead than one token ([`super::layered`]).
 
 use super::coverage::Coverage;
+use super::learned::{self, Learned, Mark};
 use super::{DraftRequest, DraftState, Restored, SavedDraft};
 use backend::{Backend, Batch, MAX_TENTATIVE, Tensor};
 use cache::{Memory, MemoryFull, Piece, Sequence};
@@ -23,24 +25,59 @@ pub(super) struct HeadState {
     /// Features of the rows that follow those of `sequence`: `[n_unread, F]`.
     unread: Vec<f32>,
     n_unread: usize,
+    /// Rows before the end of a text that wait, at least.
+    lookahead: usize,
+    /// Where else another text can begin, if any wait.
+    marks: Vec<Mark>,
     pub(super) coverage: Coverage,
 }
 
 impl HeadState {
-    /// The state of a text of which the head has read no row.
-    pub(super) fn open(memory: &Arc<Mutex<Memory>>) -> Result<Self, MemoryFull> {
+    /// The state of a text of which the head has read no row. The last `lookahead` rows of it wait, or
+    /// all.
+    pub(super) fn open(memory: &Arc<Mutex<Memory>>, lookahead: usize) -> Result<Self, MemoryFull> {
         let sequence = lock(memory).open()?;
-        Ok(HeadState::new(memory, sequence))
+        Ok(HeadState::new(memory, sequence, lookahead))
     }
 
-    fn new(memory: &Arc<Mutex<Memory>>, sequence: Sequence) -> Self {
+    fn new(memory: &Arc<Mutex<Memory>>, sequence: Sequence, lookahead: usize) -> Self {
         HeadState {
             memory: memory.clone(),
             sequence,
             unread: Vec::new(),
             n_unread: 0,
+            lookahead,
+            marks: Vec::new(),
             coverage: Coverage::default(),
         }
+    }
+
+    /// Rows that wait.
+    pub(super) fn n_unread(&self) -> usize {
+        self.n_unread
+    }
+
+    fn learned(&self) -> Learned<'_> {
+        Learned {
+            read: self.sequence.len(),
+            n_unread: self.n_unread,
+            lookahead: self.lookahead,
+            marks: &self.marks,
+        }
+    }
+
+    /// Keeps what it takes to begin another text where `target` has snapshots; `features`, of `cols`
+    /// values, are those of all rows that the head has not read.
+    fn mark(&mut self, target: &Sequence, features: &[f32], cols: usize) {
+        if self.lookahead == 0 {
+            return;
+        }
+        let first = self.sequence.len();
+        let known = first..first + features.len() / cols;
+        let snapshots = target.snapshots().iter().filter(|s| !s.is_freed());
+        let places: Vec<usize> = snapshots.map(|s| s.rows()).collect();
+        let (marks, lookahead) = (&mut self.marks, self.lookahead);
+        learned::renew(marks, &places, lookahead, known, (features, cols));
     }
 
     /// Values of the features of a row that waits; 0 if none does.
@@ -54,19 +91,6 @@ impl HeadState {
     }
 }
 
-/// The most rows, `rows` at most, with which a state can begin after one of which `read` rows are in
-/// the head's memory, where `forkable` says as much of these, and `n_unread` wait after them.
-fn learned(
-    rows: usize,
-    (read, n_unread): (usize, usize),
-    forkable: impl Fn(usize) -> usize,
-) -> usize {
-    if rows > read && forkable(read) == read {
-        return rows.min(read + n_unread);
-    }
-    forkable(rows)
-}
-
 impl DraftState for HeadState {
     fn keep(&mut self) {
         lock(&self.memory).keep(&mut self.sequence);
@@ -76,6 +100,7 @@ impl DraftState for HeadState {
         let n_unread = rows.saturating_sub(self.sequence.len()).min(self.n_unread);
         self.unread.truncate(n_unread * self.width());
         self.n_unread = n_unread;
+        self.marks.retain(|mark| mark.rows <= rows);
         lock(&self.memory).cut(&mut self.sequence, rows);
     }
 
@@ -86,15 +111,20 @@ impl DraftState for HeadState {
     fn forkable(&self, rows: usize) -> usize {
         let (memory, sequence) = self.own();
         let forkable = |rows| memory.forkable(sequence, rows);
-        learned(rows, (sequence.len(), self.n_unread), forkable)
+        self.learned().start(rows, forkable).rows
     }
 
     fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull> {
-        let read = rows.min(self.sequence.len());
-        let sequence = lock(&self.memory).fork(backend, &self.sequence, read)?;
-        let mut fork = HeadState::new(&self.memory, sequence);
-        fork.n_unread = rows - read;
-        fork.unread = self.unread[..fork.n_unread * self.width()].to_vec();
+        let learned = self.learned();
+        let mut memory = lock(&self.memory);
+        let start = learned.start(rows, |rows| memory.forkable(&self.sequence, rows));
+        assert_eq!(start.rows, rows, "so many rows of a state can be shared");
+        let sequence = memory.fork(backend, &self.sequence, start.read)?;
+        let mut fork = HeadState::new(&self.memory, sequence, self.lookahead);
+        fork.n_unread = start.n_unread();
+        fork.unread = start.features(&self.unread, self.width());
+        let marks = self.marks.iter().filter(|mark| mark.rows <= rows);
+        fork.marks = marks.cloned().collect();
         Ok(Box::new(fork))
     }
 
@@ -106,6 +136,7 @@ impl DraftState for HeadState {
             outline,
             n_unread,
             unread,
+            marks: self.marks.clone(),
         };
         Some((saved, pieces))
     }
@@ -129,45 +160,71 @@ pub(super) fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a state in `memory`, with features of `cols` values, can be `saved`, in `n_pieces` pieces.
+/// Whether a state in `memory`, with features of `cols` values and `lookahead` rows that always wait,
+/// can be `saved`, in `n_pieces` pieces.
 pub(super) fn fits(
     memory: &Mutex<Memory>,
-    cols: usize,
+    (cols, lookahead): (usize, usize),
     saved: Option<&SavedDraft>,
     n_pieces: usize,
 ) -> bool {
     saved.is_some_and(|saved| {
         let values = saved.n_unread.checked_mul(cols);
+        let rows = saved.outline.rows.checked_add(saved.n_unread);
         saved.n_unread <= UNREAD_MAX
+            && rows.is_some_and(|rows| {
+                let waits = saved.n_unread >= lookahead.min(rows);
+                waits && learned::are_marks(&saved.marks, rows, (cols, lookahead))
+            })
             && values == Some(saved.unread.len())
             && lock(memory).fits(&saved.outline, n_pieces)
     })
 }
 
 /// [`Drafter::restorable`](super::Drafter::restorable) of a state in `memory`.
-pub(super) fn restorable(memory: &Mutex<Memory>, saved: Option<&SavedDraft>, rows: usize) -> usize {
+pub(super) fn restorable(
+    memory: &Mutex<Memory>,
+    lookahead: usize,
+    saved: Option<&SavedDraft>,
+    rows: usize,
+) -> usize {
     let memory = lock(memory);
     saved.map_or(0, |saved| {
         let forkable = |rows| memory.restorable(&saved.outline, rows);
-        learned(rows, (saved.outline.rows, saved.n_unread), forkable)
+        learned_of(saved, lookahead).start(rows, forkable).rows
     })
 }
 
+/// What a head has learned of the text of `saved`.
+fn learned_of(saved: &SavedDraft, lookahead: usize) -> Learned<'_> {
+    Learned {
+        read: saved.outline.rows,
+        n_unread: saved.n_unread,
+        lookahead,
+        marks: &saved.marks,
+    }
+}
+
 /// [`Drafter::restore`](super::Drafter::restore) of a state in `memory`, with features of `cols`
-/// values.
+/// values and `lookahead` rows that always wait.
 pub(super) fn restore(
     memory: &Arc<Mutex<Memory>>,
-    cols: usize,
+    (cols, lookahead): (usize, usize),
     saved: Option<&SavedDraft>,
     rows: usize,
 ) -> Result<Restored, MemoryFull> {
     let none = SavedDraft::default();
     let saved = saved.unwrap_or(&none);
-    let read = rows.min(saved.outline.rows);
-    let (sequence, pieces) = lock(memory).restore(&saved.outline, read)?;
-    let mut state = HeadState::new(memory, sequence);
-    state.n_unread = rows - read;
-    state.unread = saved.unread[..state.n_unread * cols].to_vec();
+    let mut own = lock(memory);
+    let learned = learned_of(saved, lookahead);
+    let start = learned.start(rows, |rows| own.restorable(&saved.outline, rows));
+    let (sequence, pieces) = own.restore(&saved.outline, start.read)?;
+    drop(own);
+    let mut state = HeadState::new(memory, sequence, lookahead);
+    state.n_unread = start.n_unread();
+    state.unread = start.features(&saved.unread, cols);
+    let marks = saved.marks.iter().filter(|mark| mark.rows <= rows);
+    state.marks = marks.cloned().collect();
     Ok((Box::new(state), pieces))
 }
 
@@ -198,18 +255,24 @@ pub(super) fn leave_unread(b: &dyn Backend, features: &Tensor, requests: &mut [D
         let state = request.state.of::<HeadState>();
         state.unread.extend_from_slice(own);
         state.n_unread += request.kept.len();
+        let unread = std::mem::take(&mut state.unread);
+        state.mark(request.sequence, &unread, features.cols());
+        state.unread = unread;
         rest = others;
     }
 }
 
 /// The features of all rows that the head has not read, in the order of `requests`; those
-/// of the round's rows are `features`.
+/// of the round's rows are `features`. Those that the head is to run again still wait.
 pub(super) fn with_unread(
     b: &dyn Backend,
     features: Tensor,
     requests: &mut [DraftRequest<'_>],
 ) -> Tensor {
-    let waits = |r: &mut DraftRequest<'_>| r.state.of::<HeadState>().n_unread > 0;
+    let waits = |r: &mut DraftRequest<'_>| {
+        let state = r.state.of::<HeadState>();
+        state.n_unread + state.lookahead > 0
+    };
     if !requests.iter_mut().any(waits) {
         return features;
     }
@@ -220,9 +283,13 @@ pub(super) fn with_unread(
     for request in requests {
         let (own, others) = rest.split_at(request.kept.len() * cols);
         let state = request.state.of::<HeadState>();
+        let first = values.len();
         values.append(&mut state.unread);
-        state.n_unread = 0;
         values.extend_from_slice(own);
+        let unread = &values[first..];
+        state.mark(request.sequence, unread, cols);
+        state.n_unread = state.lookahead.min(unread.len() / cols);
+        state.unread = unread[unread.len() - state.n_unread * cols..].to_vec();
         rest = others;
     }
     b.upload(values.len() / cols, cols, &values)

@@ -1,5 +1,6 @@
 //! Draft state: what a drafter remembers of one text.
 
+use super::Mark;
 use backend::Backend;
 use cache::{MemoryFull, Outline, Piece};
 use std::any::Any;
@@ -13,6 +14,8 @@ pub struct SavedDraft {
     pub n_unread: usize,
     /// What the drafter makes of them: as many values for each.
     pub unread: Vec<f32>,
+    /// Where another state can begin before the end, if not everywhere; ascending.
+    pub marks: Vec<Mark>,
 }
 
 /// What a drafter remembers of one text.

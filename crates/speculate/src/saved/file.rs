@@ -11,7 +11,7 @@
 //! against the file's length, by [`Speculator::fits`](crate::Speculator::fits) against the model.
 
 use super::SavedText;
-use crate::draft::SavedDraft;
+use crate::draft::{Mark, SavedDraft};
 use cache::{Namespace, Outline, RowKey, SnapshotOutline};
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -20,7 +20,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 const MAGIC: [u8; 8] = *b"PACEKEPT";
 
 /// The version of the form that this file describes. Files of another one are not read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes of a head, at most: those of some three million rows.
 const HEAD_BYTES_MAX: u32 = 16 << 20;
@@ -260,11 +260,12 @@ impl Encoder {
         if let Some(draft) = &head.text.draft {
             to.outline(&draft.outline);
             to.number(draft.n_unread);
-            to.number(draft.unread.len());
-            draft
-                .unread
-                .iter()
-                .for_each(|v| to.0.extend(v.to_le_bytes()));
+            to.floats(&draft.unread);
+            to.number(draft.marks.len());
+            for mark in &draft.marks {
+                to.number(mark.rows);
+                to.floats(&mark.features);
+            }
         }
         head.text.n_pieces.iter().for_each(|&n| to.number(n));
         to.0
@@ -278,6 +279,11 @@ impl Encoder {
     fn numbers(&mut self, numbers: &[u32]) {
         self.number(numbers.len());
         numbers.iter().for_each(|n| self.0.extend(n.to_le_bytes()));
+    }
+
+    fn floats(&mut self, values: &[f32]) {
+        self.number(values.len());
+        values.iter().for_each(|v| self.0.extend(v.to_le_bytes()));
     }
 
     fn outline(&mut self, outline: &Outline) {
@@ -324,7 +330,13 @@ impl Decoder<'_> {
             true => Some(SavedDraft {
                 outline: self.outline()?,
                 n_unread: self.number()?,
-                unread: self.many(|from| from.array().map(f32::from_le_bytes))?,
+                unread: self.floats()?,
+                marks: self.many(|from| {
+                    Some(Mark {
+                        rows: from.number()?,
+                        features: from.floats()?.into(),
+                    })
+                })?,
             }),
         };
         let n_pieces = [self.number()?, self.number()?];
@@ -360,6 +372,10 @@ impl Decoder<'_> {
             tables,
             snapshots,
         })
+    }
+
+    fn floats(&mut self) -> Option<Vec<f32>> {
+        self.many(|from| from.array().map(f32::from_le_bytes))
     }
 
     /// As many of what `one` reads as a number says.

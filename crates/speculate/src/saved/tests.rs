@@ -2,7 +2,7 @@
 
 use super::SavedText;
 use super::file::{FileError, FileReader, FileWriter, Head};
-use crate::draft::SavedDraft;
+use crate::draft::{Mark, SavedDraft};
 use cache::{Namespace, Outline, RowKey, SnapshotOutline};
 use std::io::Cursor;
 
@@ -30,6 +30,10 @@ fn head() -> Head {
                 outline: outline(98),
                 n_unread: 2,
                 unread: vec![0.5, -1.0, 3.0, f32::MIN],
+                marks: vec![Mark {
+                    rows: 64,
+                    features: [2.5, -0.25].into(),
+                }],
             }),
             n_pieces: [3, 1],
         },

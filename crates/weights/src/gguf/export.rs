@@ -83,6 +83,12 @@ impl Export {
         Some((name, rewrite))
     }
 
+    /// Names under which the file has the tensor `canonical` once more: every one of the `heads` layers
+    /// of an MTP head has what they share.
+    pub fn copies(&self, canonical: &str, heads: usize) -> Vec<String> {
+        self.family.copies(canonical, self.layers, heads)
+    }
+
     /// `general.architecture` and the keys that say the model's sizes.
     pub fn metadata(&self) -> Vec<(String, Value<'static>)> {
         let architecture = self.architecture();

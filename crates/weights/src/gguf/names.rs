@@ -62,8 +62,15 @@ impl Family {
         match (found, block.checked_sub(layers)) {
             (Some((name, edit)), None) => Some((format!("layers.{block}.{name}"), edit)),
             (Some((name, edit)), Some(head)) => Some((format!("mtp.layers.{head}.{name}"), edit)),
-            (None, Some(0)) => find(self.head, name).map(|(name, edit)| (name.into(), edit)),
-            (None, _) => None,
+            (None, Some(head)) => {
+                let (name, edit) = find(self.head, name)?;
+                Some(match head {
+                    0 => (name.into(), edit),
+                    // Each layer of a head has a copy of what they share.
+                    _ => (copy_of(name, head)?, edit),
+                })
+            }
+            (None, None) => None,
         }
     }
 
@@ -102,6 +109,23 @@ impl Family {
         let found = find(self.block, name).or_else(|| find(self.fused, name));
         found.map(|(stored, edit)| (format!("blk.{layer}.{stored}"), edit, expert))
     }
+
+    /// Names under which a file has the tensor `canonical` once more, in a model whose trunk has
+    /// `layers` blocks and whose head has `heads`: each of these has what they share.
+    pub(crate) fn copies(&self, canonical: &str, layers: usize, heads: usize) -> Vec<String> {
+        let shared = self.head.iter().find(|(_, name, _)| *name == canonical);
+        let name = shared.map(|(stored, ..)| stored);
+        let blocks = layers.saturating_add(1)..layers.saturating_add(heads);
+        name.map_or_else(Vec::new, |name| {
+            blocks.map(|block| format!("blk.{block}.{name}")).collect()
+        })
+    }
+}
+
+/// What the copy of `shared` that layer `head` of an MTP head has is called.
+fn copy_of(shared: &str, head: usize) -> Option<String> {
+    let name = shared.strip_prefix(crate::names::MTP)?;
+    Some(format!("mtp.layers.{head}.{name}"))
 }
 
 /// `i` and `rest` of `{prefix}{i}.{rest}`.
@@ -154,6 +178,24 @@ mod tests {
             family("qwen35moe").stored("mtp.layers.0.mlp.experts.7.up_proj.weight", 4),
             Some(("blk.4.ffn_up_exps.weight".into(), Same, Some(7)))
         );
+    }
+
+    #[test]
+    fn each_layer_of_a_head_has_a_copy_of_what_they_share() {
+        let family = family("qwen35");
+        let names = family.copies("mtp.norm.weight", 8, 3);
+        let [second, third] =
+            ["blk.9", "blk.10"].map(|b| format!("{b}.nextn.shared_head_norm.weight"));
+        assert_eq!(names, [second.clone(), third]);
+        let read = family.canonical(&second, 8, |_| false);
+        assert_eq!(read, Some(("mtp.layers.1.norm.weight".into(), Folded)));
+        assert!(family.copies("mtp.norm.weight", 8, 1).is_empty());
+        assert!(
+            family
+                .copies("mtp.layers.0.mlp.up_proj.weight", 8, 3)
+                .is_empty()
+        );
+        assert!(family.copies("norm.weight", 8, 3).is_empty());
     }
 
     #[test]
