@@ -6,12 +6,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use weights::Checkpoint;
 
+/// Type, shape and bytes of a tensor.
+pub type Stored = (String, Vec<usize>, Vec<u8>);
+
 /// A golden checkpoint's files, to be changed.
 pub struct Files {
     /// `config.json`.
     pub config: Value,
-    /// Type, shape and bytes by name.
-    pub tensors: BTreeMap<String, (String, Vec<usize>, Vec<u8>)>,
+    /// Its tensors by name.
+    pub tensors: BTreeMap<String, Stored>,
 }
 
 impl Files {
@@ -59,7 +62,7 @@ impl Files {
             .tensors
             .iter()
             .filter(|(name, _)| name.starts_with(first));
-        let own: Vec<(String, (String, Vec<usize>, Vec<u8>))> = own
+        let own: Vec<(String, Stored)> = own
             .map(|(name, tensor)| (name.clone(), tensor.clone()))
             .collect();
         assert!(!own.is_empty(), "an MTP head");
