@@ -367,7 +367,11 @@ fn the_layers_of_an_mtp_head_draft_in_turn_as_in_the_public_implementations() {
         let mut stream = speculator.open(tokens.clone(), options).unwrap();
         speculator.round(&mut [&mut stream], tokens.len()).unwrap();
         assert_eq!(stream.output(), integers("pending"), "{n} layers");
-        assert_eq!(drafts.lock().unwrap()[..], [want.clone()], "{n} layers");
+        assert_eq!(
+            *drafts.lock().unwrap(),
+            std::slice::from_ref(want),
+            "{n} layers"
+        );
         let hidden = &golden.values[&format!("{n}.hidden")];
         let cols = hidden.len() / want.len();
         for (i, row) in hidden.chunks_exact(cols).enumerate() {
