@@ -46,7 +46,7 @@ fuzz_target!(|data: &[u8]| {
     }
     assert!(reader.is_at_end() && reader.piece(false).is_err());
     for has_state in [false, true] {
-        restore(&mut memory(has_state), &head.text.target, head.text.n_pieces[0], &pieces);
+        restore(&mut memory(has_state), &head.text.target, head.text.n_pieces, &pieces);
     }
 });
 

@@ -57,6 +57,7 @@ pub(crate) fn assert_files_change_nothing(
         Draft::Ngram,
         Draft::Block,
         Draft::Model,
+        Draft::TWO,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
@@ -66,7 +67,7 @@ pub(crate) fn assert_files_change_nothing(
             // EAGLE-3 heads and block drafters have heads smaller than a block.
             let is_blocked = kv_format.k.block > 1;
             let is_thinned = (f + d) % 2 == 1 && (draft == Draft::None || !subject.whole_grid);
-            let is_small = matches!(draft, Draft::Eagle3 | Draft::Block);
+            let is_small = draft.is_small();
             if is_small && is_blocked || is_thinned {
                 continue;
             }

@@ -2,7 +2,7 @@
 //! room for, write what each writes after a cold start, bit for bit.
 
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, speculator};
+use crate::writing::{Setup, Text, backend, speculator, take_turns};
 use crate::{CONTEXT, samplings};
 use backend::{Backend, KvFormat};
 use cache::Namespace;
@@ -31,6 +31,7 @@ pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &A
         Draft::Portfolio,
         Draft::Block,
         Draft::Model,
+        Draft::TWO,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
@@ -116,6 +117,7 @@ fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
             turn += 1;
         }
         let mut streams: Vec<&mut Stream> = running.iter_mut().map(|t| &mut t.stream).collect();
+        take_turns(&warm, &mut streams);
         warm.round(&mut streams, setup.chunk).unwrap();
         let (ended, going) = running
             .into_iter()
@@ -165,6 +167,7 @@ fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
 fn alone(cold: &mut Speculator, prompt: Prompt, options: StreamOptions, chunk: usize) -> Text {
     let mut stream = cold.open(prompt, options).unwrap();
     while stream.finish().is_none() {
+        take_turns(cold, &mut [&mut stream]);
         cold.round(&mut [&mut stream], chunk).unwrap();
     }
     let text = Text::of(&mut stream);

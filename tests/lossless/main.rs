@@ -28,6 +28,7 @@ mod mixed;
 mod pooled;
 mod preempt;
 mod reuse;
+mod several;
 mod share;
 mod sound;
 mod subjects;

@@ -4,7 +4,7 @@
 use crate::constrained::Pattern;
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, prompts, vocab};
-use crate::writing::{Setup, Text, backend, speculator};
+use crate::writing::{Setup, Text, backend, speculator, take_turns};
 use backend::{Backend, KvFormat};
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
@@ -38,6 +38,7 @@ pub(crate) fn assert_preemption_changes_nothing(s: usize, subject: Subject, b: &
         Draft::Ngram,
         Draft::Block,
         Draft::Model,
+        Draft::TWO,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
@@ -181,6 +182,7 @@ fn step(speculator: &mut Speculator, going: &mut [Going], chunk: usize, keeps: O
         })
         .collect();
     if !streams.is_empty() {
+        take_turns(speculator, &mut streams);
         speculator.round(&mut streams, chunk).unwrap();
     }
     let Some(keeps) = keeps else { return };

@@ -1,7 +1,7 @@
 //! A stream that goes on from what another one has left writes what a fresh one would.
 
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, speculator};
+use crate::writing::{Setup, Text, backend, speculator, take_turns};
 use crate::{CONTEXT, samplings};
 use backend::{Backend, KvFormat};
 use cpu::Isa;
@@ -28,6 +28,7 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
         Draft::Ngram,
         Draft::Block,
         Draft::Model,
+        Draft::TWO,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
@@ -170,7 +171,15 @@ pub(crate) fn run(
     drafts: &Drafts,
 ) -> Vec<(Parked, Text, Vec<Vec<u32>>)> {
     drafts.lock().unwrap().clear();
-    finish(speculator, &mut streams, chunk);
+    loop {
+        let going = streams.iter_mut().filter(|s| s.finish().is_none());
+        let mut going: Vec<&mut Stream> = going.collect();
+        if going.is_empty() {
+            break;
+        }
+        take_turns(speculator, &mut going);
+        speculator.round(&mut going, chunk).unwrap();
+    }
     let park = |mut stream: Stream| {
         let text = Text::of(&mut stream);
         let drafts = drafts.lock().unwrap();

@@ -39,6 +39,7 @@ pub(crate) fn assert_sharing_changes_nothing(s: usize, subject: Subject, b: &Arc
         Draft::Ngram,
         Draft::Block,
         Draft::Model,
+        Draft::TWO,
     ];
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {

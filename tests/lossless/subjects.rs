@@ -21,8 +21,30 @@ pub(crate) enum Draft {
     Ngram,
     /// The family's own head and n-grams, of which the likelier one guesses.
     Portfolio,
+    /// Several heads, and n-grams if they are among them.
+    Several(&'static [Draft]),
     /// The true text with every so many tokens spoilt.
     Oracle,
+}
+
+impl Draft {
+    /// The family's own head, and one that has a memory of its own and reads rows inside the target.
+    pub(crate) const TWO: Draft = Draft::Several(&[Draft::Head, Draft::Eagle3]);
+
+    /// All of those who draft.
+    pub(crate) fn all(&self) -> &[Draft] {
+        match self {
+            Draft::None => &[],
+            Draft::Several(all) => all,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// Whether heads of keys and values are smaller than a block of codes.
+    pub(crate) fn is_small(&self) -> bool {
+        let is_small = |draft: &Draft| matches!(draft, Draft::Eagle3 | Draft::Block);
+        self.all().iter().any(is_small)
+    }
 }
 
 /// A model under test: folders of the target and, for Gemma, its assistant, and of an
@@ -77,6 +99,7 @@ impl Subject {
             Draft::Eagle3 => self.eagle3.is_none(),
             Draft::Block => self.block.is_none(),
             Draft::Model => self.model.is_none(),
+            Draft::Several(all) => all.iter().any(|&draft| self.lacks(draft)),
             _ => false,
         }
     }

@@ -9,8 +9,8 @@ use cpu::{Cpu, CpuOptions, Isa};
 use models::{BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Block, Chained, DraftModel, Forced};
 use speculate::{
-    DraftLength, Drafter, Drafters, Logprobs, Prompt, Sampling, Speculator, Stats, StepRecord,
-    Stream, StreamOptions, TopLogprobs,
+    DraftLength, Drafter, Drafters, Guesser, Guesses, Logprobs, Prompt, Sampling, Speculator, Stats,
+    StepRecord, Stream, StreamOptions, TopLogprobs,
 };
 use std::sync::Arc;
 use suites::blocks::SeededBlock;
@@ -88,6 +88,7 @@ pub(crate) fn write_with(
         drafted: 0,
         accepted: 0,
         forced: 0,
+        guesses: Vec::new(),
     };
     let pattern = |i| Pattern::new(vocab, (first + i) as u32);
     let mut waiting = prompts.iter().enumerate();
@@ -118,6 +119,9 @@ pub(crate) fn write_with(
         }
         let mut streams: Vec<&mut Stream> = running.iter_mut().map(|(_, s)| s).collect();
         let before = streams.iter().map(|s| s.tokens().len()).collect::<Vec<_>>();
+        if let DraftLength::Fixed(_) = setup.length {
+            take_turns(&speculator, &mut streams);
+        }
         speculator.round(&mut streams, setup.chunk).unwrap();
         let step = speculator.take_step();
         assert_eq!(step.is_some(), watches);
@@ -132,6 +136,8 @@ pub(crate) fn write_with(
                 pattern(i).assert_allows(stream.output());
             }
             written.forced += stream.stats().forced;
+            let guesses = Guesser::ALL.map(|guesser| stream.stats().guesses(guesser));
+            written.guesses.push(guesses);
             written.drafted += stream.stats().drafted();
             written.accepted += stream.stats().accepted();
             watched.end(stream.stats());
@@ -241,64 +247,84 @@ pub(crate) fn speculator(
     let ids: Vec<u32> = (0..target.vocab_size() as u32)
         .filter(|id| id % 16 != 7)
         .collect();
-    let drafter: Option<Box<dyn Drafter>> = match setup.draft {
-        Draft::None | Draft::Ngram => None,
-        Draft::Oracle => Some(oracle(truth, 4)),
-        Draft::Head | Draft::Portfolio => Some(match setup.subject.assistant {
-            Some(folder) => {
+    let drafter = |draft| -> Option<Box<dyn Drafter>> {
+        match draft {
+            Draft::None | Draft::Ngram | Draft::Several(_) => None,
+            Draft::Oracle => Some(oracle(truth, 4)),
+            Draft::Head | Draft::Portfolio => Some(match setup.subject.assistant {
+                Some(folder) => {
+                    let checkpoint = open(folder);
+                    let mut head = Gemma4Assistant::load(&**b, &checkpoint, &*target).unwrap();
+                    if setup.shortlist {
+                        head = head.with_shortlist(&**b, &checkpoint, &ids).unwrap();
+                    }
+                    Box::new(Assistant::new(head))
+                }
+                None => {
+                    let mut head = Qwen35Mtp::load(&**b, &checkpoint, &*target).unwrap();
+                    if setup.shortlist {
+                        head = head
+                            .with_shortlist(&**b, &checkpoint, &*target, &ids)
+                            .unwrap();
+                    }
+                    let memory = Memory::new(&**b, head.plan(), size);
+                    Box::new(Chained::new(head, memory))
+                }
+            }),
+            Draft::Eagle3 => {
+                let folder = setup.subject.eagle3.expect("the subject has one");
                 let checkpoint = open(folder);
-                let mut head = Gemma4Assistant::load(&**b, &checkpoint, &*target).unwrap();
-                if setup.shortlist {
-                    head = head.with_shortlist(&**b, &checkpoint, &ids).unwrap();
-                }
-                Box::new(Assistant::new(head))
-            }
-            None => {
-                let mut head = Qwen35Mtp::load(&**b, &checkpoint, &*target).unwrap();
-                if setup.shortlist {
-                    head = head
-                        .with_shortlist(&**b, &checkpoint, &*target, &ids)
-                        .unwrap();
-                }
+                let head = Eagle3::load(&**b, &checkpoint, &*target).unwrap();
                 let memory = Memory::new(&**b, head.plan(), size);
-                Box::new(Chained::new(head, memory))
+                Some(Box::new(Chained::new(head, memory)))
             }
-        }),
-        Draft::Eagle3 => {
-            let folder = setup.subject.eagle3.expect("the subject has one");
-            let checkpoint = open(folder);
-            let head = Eagle3::load(&**b, &checkpoint, &*target).unwrap();
-            let memory = Memory::new(&**b, head.plan(), size);
-            Some(Box::new(Chained::new(head, memory)))
-        }
-        Draft::Block => {
-            let block = setup.subject.block.expect("the subject has one");
-            let (checkpoint, kind) = if block.starts_with("models/") {
-                (open(block), BlockKind::Dspark)
-            } else {
-                let seeded = SeededBlock::new(block);
-                (seeded.checkpoint(), seeded.kind)
-            };
-            let head = BlockHead::load(&**b, &checkpoint, &*target, kind).unwrap();
-            let memory = Memory::new(&**b, head.plan(), size);
-            Some(Box::new(Block::new(head, memory)))
-        }
-        Draft::Model => {
-            let checkpoint = open(setup.subject.model.expect("the subject has one"));
-            let model = load_target(&**b, &checkpoint).unwrap();
-            let memory = Memory::new(&**b, model.plan(), size);
-            Some(Box::new(DraftModel::new(
-                model,
-                memory,
-                target.vocab_size(),
-            )))
+            Draft::Block => {
+                let block = setup.subject.block.expect("the subject has one");
+                let (checkpoint, kind) = if block.starts_with("models/") {
+                    (open(block), BlockKind::Dspark)
+                } else {
+                    let seeded = SeededBlock::new(block);
+                    (seeded.checkpoint(), seeded.kind)
+                };
+                let head = BlockHead::load(&**b, &checkpoint, &*target, kind).unwrap();
+                let memory = Memory::new(&**b, head.plan(), size);
+                Some(Box::new(Block::new(head, memory)))
+            }
+            Draft::Model => {
+                let checkpoint = open(setup.subject.model.expect("the subject has one"));
+                let model = load_target(&**b, &checkpoint).unwrap();
+                let memory = Memory::new(&**b, model.plan(), size);
+                Some(Box::new(DraftModel::new(
+                    model,
+                    memory,
+                    target.vocab_size(),
+                )))
+            }
         }
     };
-    let drafters = match setup.draft {
-        Draft::Ngram | Draft::Portfolio => Drafters::from(drafter.map(wrap)).with_ngrams(),
-        _ => Drafters::from(drafter.map(wrap)),
-    };
+    let mut drafters = Drafters::none();
+    for &draft in setup.draft.all() {
+        drafters = drafters.with(Drafters::from(drafter(draft).map(wrap)));
+        if matches!(draft, Draft::Ngram | Draft::Portfolio) {
+            drafters = drafters.with_ngrams();
+        }
+    }
     Speculator::new(b.clone(), target, memory, drafters)
+}
+
+/// Has the drafters of `speculator` guess in turn for each of `streams`, round by round, if several have heads.
+pub(crate) fn take_turns(speculator: &Speculator, streams: &mut [&mut Stream]) {
+    let (n, n_heads) = (speculator.drafters().len(), speculator.n_heads());
+    if n_heads < 2 {
+        return;
+    }
+    for stream in streams {
+        let turn = stream.stats().rounds as usize % n;
+        stream.draft_by(Some(match turn < n_heads {
+            true => Guesser::Head(turn),
+            false => Guesser::Ngram,
+        }));
+    }
 }
 
 /// What a stream has written, and how likely the target held it.
@@ -348,6 +374,8 @@ pub(crate) struct Written {
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
     pub(crate) forced: u64,
+    /// What each guesser has done for each text, in the order in which the texts ended.
+    pub(crate) guesses: Vec<[Guesses; Guesser::ALL.len()]>,
 }
 
 pub(crate) fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Text]) {

@@ -434,20 +434,29 @@ fn checks(preflight: &Value) -> Vec<(&'static str, String)> {
 }
 
 /// The times of steps by rows and of drafts by tokens in short contexts, for people.
-fn round_times(calibration: &Value) -> Option<String> {
+fn round_times(calibration: &Value, drafters: &[&str]) -> Option<String> {
     let times: Vec<CostPoint> = serde::Deserialize::deserialize(&calibration["times"]).ok()?;
     let shortest = times.iter().map(|t| t.octave).min()?;
-    let of = |of: CostOf| {
+    let of = |of: CostOf, head: usize| {
         let own = times
             .iter()
-            .filter(|t| (t.of, t.octave) == (of, shortest) && t.count > 0);
+            .filter(|t| (t.of, t.head, t.octave) == (of, head, shortest) && t.count > 0);
         let all = own.map(|t| format!("{} {:.3}", t.count, t.ms()));
         all.collect::<Vec<_>>().join(", ")
     };
-    let (steps, drafts) = (of(CostOf::Verify), of(CostOf::Draft));
+    let steps = of(CostOf::Verify, 0);
     let mut line = format!("milliseconds of a step by rows: {steps}");
-    if !drafts.is_empty() {
-        line += &format!("; of a draft by tokens: {drafts}");
+    let n_heads = times.iter().map(|t| t.head + 1).max().unwrap_or(0);
+    for head in 0..n_heads {
+        let drafts = of(CostOf::Draft, head);
+        if drafts.is_empty() {
+            continue;
+        }
+        let whose = match drafters.get(head).filter(|_| n_heads > 1) {
+            Some(name) => format!(" by {name}"),
+            None => String::new(),
+        };
+        line += &format!("; of a draft{whose} by tokens: {drafts}");
     }
     if calibration["cached"] == true {
         line += " (remembered from an earlier start)";
@@ -533,7 +542,9 @@ fn report_model(model: &Value, out: &mut Report) {
     for (label, value) in checks(&model["preflight"]) {
         out.line(label, value);
     }
-    if let Some(times) = round_times(&model["calibration"]) {
+    let drafters = model["drafters"].as_array().into_iter().flatten();
+    let drafters: Vec<&str> = drafters.map(|name| text(name)).collect();
+    if let Some(times) = round_times(&model["calibration"], &drafters) {
         out.line("times", times);
     }
     out.line("runs on", text(&model["backend"]));

@@ -81,6 +81,18 @@ pub(crate) fn drafter(choice: &DraftChoice) -> Result<DraftChoice> {
         DraftChoice::WithNgrams(name, Some(Source::Folder(path))) => {
             DraftChoice::WithNgrams(name, Some(resolve::drafter(path)?))
         }
+        DraftChoice::Several { heads, ngrams } => {
+            let found = |(name, source): &(&'static str, Option<Source>)| {
+                Ok(match source {
+                    Some(Source::Folder(path)) => (*name, Some(resolve::drafter(path)?)),
+                    other => (*name, other.clone()),
+                })
+            };
+            DraftChoice::Several {
+                heads: heads.iter().map(found).collect::<Result<_>>()?,
+                ngrams: *ngrams,
+            }
+        }
         other => other.clone(),
     })
 }

@@ -6,8 +6,8 @@ use crate::progress::PrefillBar;
 use crate::wrap::Wrap;
 use anyhow::{Result, anyhow, bail};
 use engine::{
-    Channel, Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, SAMPLER_NUMBERS,
-    Sampling, SamplingDefaults, Speculation,
+    Channel, DrafterCounts, Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome,
+    SAMPLER_NUMBERS, Sampling, SamplingDefaults, Speculation,
 };
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -176,7 +176,6 @@ pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: us
     let Speculation {
         engaged,
         reason,
-        drafter,
         by_position,
         tokens_per_round,
         rounds,
@@ -186,7 +185,7 @@ pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: us
     } = &outcome.speculation;
     let mut line = rate(outcome, max_tokens);
     if *engaged {
-        let drafter = drafter.as_deref().unwrap_or("someone");
+        let drafter = who(&outcome.speculation, "someone");
         let _ = write!(
             line,
             " · {drafter} drafted up to {draft_max}: {tokens_per_round:.2} tokens a round, accepted draft tokens:"
@@ -215,7 +214,7 @@ pub(crate) fn short_summary(outcome: &RequestOutcome, max_tokens: usize) -> Stri
     let mut line = rate(outcome, max_tokens);
     let speculation = &outcome.speculation;
     if speculation.engaged {
-        let drafter = speculation.drafter.as_deref().unwrap_or("drafter");
+        let drafter = who(speculation, "drafter");
         let _ = write!(
             line,
             " · {drafter}: {:.2} tokens a round",
@@ -223,6 +222,22 @@ pub(crate) fn short_summary(outcome: &RequestOutcome, max_tokens: usize) -> Stri
         );
     }
     line
+}
+
+/// Who drafted: the model's drafter, `nobody` where it has no name; where several heads did, each guesser with its
+/// share of the rounds with guesses.
+fn who(speculation: &Speculation, nobody: &str) -> String {
+    let all = &speculation.by_drafter;
+    let heads = all.iter().filter(|counts| counts.drafter != "ngram");
+    if heads.count() < 2 {
+        return speculation.drafter.as_deref().unwrap_or(nobody).to_owned();
+    }
+    let rounds: u64 = all.iter().map(|counts| counts.rounds).sum();
+    let share = |counts: &DrafterCounts| {
+        let share = 100.0 * counts.rounds as f64 / rounds as f64;
+        format!("{} ({share:.0} %)", counts.drafter)
+    };
+    all.iter().map(share).collect::<Vec<_>>().join(", ")
 }
 
 /// The number of tokens, their speed, and the option that cut them off.
@@ -406,8 +421,31 @@ mod tests {
         );
         assert_eq!(few(3, vec![counts(3, 2), counts(2, 1)]), "3 of 5");
         assert_eq!(
-            summary(&outcome(128, speculation), 512, 3),
+            summary(&outcome(128, speculation.clone()), 512, 3),
             "128 tokens, 212.4 tok/s · assistant drafted up to 3: 2.61 tokens a round, accepted draft tokens: 78 % 60 % 47 % (1st, 2nd, …)"
+        );
+        let by = |drafter: &str, rounds| DrafterCounts {
+            drafter: drafter.into(),
+            rounds,
+            drafted: 3 * rounds,
+            accepted: rounds,
+        };
+        let several = Speculation {
+            by_drafter: vec![by("mtp", 30), by("dspark", 15), by("ngram", 5)],
+            ..speculation.clone()
+        };
+        assert_eq!(
+            short_summary(&outcome(128, several.clone()), 512),
+            "128 tokens, 212.4 tok/s · mtp (60 %), dspark (30 %), ngram (10 %): 2.61 tokens a round"
+        );
+        // One head beside copies is the drafter, as ever.
+        let one = Speculation {
+            by_drafter: vec![by("assistant", 45), by("ngram", 5)],
+            ..several
+        };
+        assert_eq!(
+            short_summary(&outcome(128, one), 512),
+            "128 tokens, 212.4 tok/s · assistant: 2.61 tokens a round"
         );
         let plain = Speculation {
             reason: Some("--draft none".into()),

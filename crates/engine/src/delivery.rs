@@ -558,7 +558,7 @@ impl Running {
     pub(crate) fn outcome(
         &self,
         finish: FinishReason,
-        drafter: Option<&str>,
+        drafters: &[&str],
         no_draft: Option<&str>,
     ) -> RequestOutcome {
         let (stats, reply) = (self.stream.stats(), self.reply());
@@ -619,7 +619,7 @@ impl Running {
             speculation: Speculation::new(
                 stats,
                 self.stream.ms_saved(),
-                drafter.filter(|_| self.speculates),
+                if self.speculates { drafters } else { &[] },
                 self.stream.accept(),
                 Some(reason),
             ),

@@ -35,6 +35,12 @@ pub enum EngineError {
         /// Why it cannot be had.
         reason: DrafterReason,
     },
+    /// A drafter was asked for twice.
+    #[error("the drafter `{name}` was asked for twice; name each once, n-grams last")]
+    DrafterTwice {
+        /// The drafter's name.
+        name: &'static str,
+    },
     /// Nobody here knows a drafter of this name.
     #[error("`{name}` is not a drafter")]
     UnknownDrafter {
@@ -264,6 +270,8 @@ pub enum DrafterReason {
         /// Tokens that it scores and tokens of the vocabulary, unless it scores all.
         scoring: Option<(usize, usize)>,
     },
+    /// Several drafters were asked for; why each drafts.
+    Several(Vec<DrafterReason>),
     /// No draft head can be used.
     NoHead(NoHead),
     /// The drafter was loaded and failed the trial; the text says how.
@@ -363,8 +371,25 @@ impl fmt::Display for DrafterReason {
                     None => Ok(()),
                 }
             }
+            DrafterReason::Several(all) => {
+                let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+                f.write_str(&all.join("; "))
+            }
             DrafterReason::NoHead(none) => none.fmt(f),
             DrafterReason::Failed(how) => f.write_str(how),
+        }
+    }
+}
+
+impl DrafterReason {
+    /// The draft head that drafts, and where it was found; of several, the first.
+    pub(crate) fn origin(&self) -> String {
+        match self {
+            DrafterReason::Head { head, .. } => head.to_string(),
+            DrafterReason::Several(all) => {
+                all.first().map(DrafterReason::origin).unwrap_or_default()
+            }
+            reason => reason.to_string(),
         }
     }
 }

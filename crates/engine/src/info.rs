@@ -7,6 +7,7 @@ use crate::multimodal::{HearingInfo, Senses, VisionInfo};
 use crate::placement::Budget;
 use crate::preflight::Preflight;
 use serde::Serialize;
+use speculate::draft::NGRAM;
 use speculate::{Guesser, Speculator};
 use std::sync::Arc;
 use text::Text;
@@ -62,15 +63,15 @@ pub struct ModelInfo {
     pub hearing: Option<HearingInfo>,
     /// Why the model takes no sounds; empty if it does.
     pub hearing_reason: String,
-    /// The name of the drafter; none if nothing is drafted.
+    /// The name of the drafter, the first of several; none if nothing is drafted.
     pub drafter: Option<&'static str>,
-    /// The names of all that may guess, of whom the likeliest to be right does so in each round.
+    /// The names of all that may guess, of whom the one that promises most does so in each round.
     pub drafters: Vec<&'static str>,
     /// Why this drafter drafts, or why none does.
     pub drafter_reason: String,
     /// Tokens of the longest draft.
     pub draft_max: usize,
-    /// Vocabulary entries that the draft head scores, unless all.
+    /// Vocabulary entries that the first draft head scores, unless all.
     pub draft_vocab: Option<usize>,
     /// The rule by which drafted tokens are accepted: `exact` or `residual`.
     pub accept: &'static str,
@@ -85,11 +86,11 @@ pub struct ModelInfo {
 impl ModelInfo {
     /// The drafter called `name`, if it is one of [`ModelInfo::drafters`].
     pub fn guesser(&self, name: &str) -> Option<Guesser> {
-        let has = |guesser: &Guesser| guesser.name(self.drafter) == Some(name);
-        let known = self.drafters.contains(&name);
-        // Where n-grams alone guess, the drafter has their name, too.
-        let mut all = [Guesser::Ngram, Guesser::Head].into_iter();
-        all.find(has).filter(|_| known)
+        let at = self.drafters.iter().position(|&known| known == name)?;
+        Some(match name {
+            NGRAM => Guesser::Ngram,
+            _ => Guesser::Head(at),
+        })
     }
 }
 

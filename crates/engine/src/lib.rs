@@ -77,7 +77,8 @@ pub use options::{
 };
 pub use pages::PageSink;
 pub use preflight::{
-    Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
+    Finding, Guesses, HeadPreflight, Norms, PastTrial, Preflight, Probing, Trial, TrialResult,
+    past_trials,
 };
 pub use reason::{Placement, WeightsReason, Words};
 pub use request::{

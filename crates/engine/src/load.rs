@@ -8,26 +8,27 @@
 //! try       the promises, on these weights and this device
 //! ```
 
+mod trials;
+
 use crate::calibration;
 use crate::disk::{Identity, Parts};
 use crate::drafters;
 use crate::drafters::ASSISTANT;
 use crate::drafters::pairing::{Found, Pairing, fits};
-use crate::error::{DrafterReason, EngineError};
+use crate::error::EngineError;
 use crate::footprint::Planned;
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::multimodal::{Hearing, OwnFile, Senses, Sight, TowerFile, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
-use crate::preflight::{self, Key, Preflight};
+use crate::preflight::{self, Key};
 use crate::source::{Source, quantized};
 use crate::stored::Stored;
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
 use models::{ModelError, Target};
-use speculate::draft::NGRAM;
-use speculate::{Drafters, Speculator};
+use speculate::Speculator;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use text::Text;
@@ -283,6 +284,7 @@ fn pair(
         shortlist: chosen.map(|chosen| chosen.ids),
         size: placed.size,
         budget: placed.budget,
+        beside: Vec::new(),
         hashes: &mut opened.hashes,
     })?;
     let preflight = &mut found.preflight;
@@ -365,9 +367,9 @@ struct Remembered {
     speculator: Speculator,
     size: MemorySize,
     budget: Budget,
-    /// The target's plan, and the drafter's if it has a memory.
+    /// The target's plan, and those of the drafters that have memories.
     plans: Vec<Planned>,
-    /// What is known of the drafter, which has moved into the speculator.
+    /// What is known of the drafters, which have moved into the speculator.
     found: Found,
 }
 
@@ -385,7 +387,7 @@ fn remember(
         ..
     } = placed;
     let mut plans = vec![Planned::target(&*target)];
-    plans.extend(found.plan.take());
+    plans.append(&mut found.plans);
     let memory = Memory::new(&*b, target.plan(), size);
     b.finish()?;
     let drafters = std::mem::take(&mut found.drafters);
@@ -425,13 +427,19 @@ fn attempt(
         draft_window: options.draft_window.map(NonZeroUsize::get),
     };
     let speculator = &mut remembered.speculator;
-    preflight.trial = preflight::run(speculator, &text, &options.probing, &key)?;
+    preflight.trial = preflight::run(speculator, &text, &options.probing, 0, &key)?;
     remembered.settle(&mut preflight, options)?;
-    // Added after the trial, which asks what the head alone guesses right.
+    remembered.try_others(&mut preflight, &text, options, key)?;
+    // Added after the trials, which ask what each head alone guesses right.
     if options.draft.adds_ngrams() && remembered.speculator.drafter().is_some() {
         remembered.speculator.add_ngrams();
     }
     let speculator = &mut remembered.speculator;
+    let drafter_hash = remembered.found.hashes(hashes.drafter.as_deref());
+    let key = Key {
+        drafter: drafter_hash.as_deref(),
+        ..key
+    };
     let calibration = calibration::run(speculator, &text, options, (&key, facts.weights.0))?;
     let Remembered {
         speculator,
@@ -441,7 +449,7 @@ fn attempt(
         ..
     } = remembered;
     let drafter_reason = (options.words.drafter)(&found.reason);
-    if options.draft_window.is_some() && speculator.drafter() != Some(ASSISTANT) {
+    if options.draft_window.is_some() && !speculator.drafters().contains(&ASSISTANT) {
         let drafter = speculator.drafter().unwrap_or("none");
         preflight.warnings.push(format!(
             "the draft window has no effect on the drafter {drafter}: only an assistant reads the \
@@ -462,8 +470,8 @@ fn attempt(
         Identity::of(&Parts {
             target: &hashes.target,
             quantize: format!("{:?}", options.quantize),
-            drafter: speculator.drafter(),
-            drafter_hash: hashes.drafter.as_deref(),
+            drafter: heads_of(&speculator),
+            drafter_hash: drafter_hash.as_deref(),
             kv_format: &kv_format,
             device: speculator.backend().numerics(),
         })
@@ -519,43 +527,9 @@ fn attempt(
     })
 }
 
-impl Remembered {
-    /// Lets the drafter go if the trial says that it must not draft.
-    ///
-    /// # Errors
-    ///
-    /// [`EngineError::NoDrafter`] if it was asked for by name.
-    fn settle(
-        &mut self,
-        preflight: &mut Preflight,
-        options: &LoadOptions,
-    ) -> Result<(), EngineError> {
-        let Some((drafter, result)) = self.speculator.drafter().zip(preflight.result()) else {
-            return Ok(());
-        };
-        let origin = match &self.found.reason {
-            DrafterReason::Head { head, .. } => head.to_string(),
-            reason => reason.to_string(),
-        };
-        let (refusal, is_inexact) = (result.refusal(drafter, &origin), result.is_inexact());
-        if let Some(refusal) = refusal {
-            if let Some(asked) = options.draft.asked() {
-                return Err(EngineError::NoDrafter {
-                    asked,
-                    reason: DrafterReason::Failed(refusal),
-                });
-            }
-            let falls_back = !is_inexact && drafter != NGRAM;
-            self.speculator.replace_drafters(match falls_back {
-                true => Drafters::ngrams(),
-                false => Drafters::none(),
-            });
-            self.plans.truncate(1);
-            (self.found.shortlist, self.found.weight_bytes) = (None, 0);
-            self.found.reason = DrafterReason::Failed(refusal);
-        }
-        let warning = result.warning();
-        preflight.warnings.extend(warning);
-        Ok(())
-    }
+/// The names of the heads of `speculator`, or of whoever else drafts, as users type them.
+fn heads_of(speculator: &Speculator) -> Option<String> {
+    let n = speculator.n_heads().max(1);
+    let names: Vec<&str> = speculator.drafters().into_iter().take(n).collect();
+    (!names.is_empty()).then(|| names.join("+"))
 }

@@ -34,6 +34,14 @@ pub enum DraftChoice {
     Named(&'static str, Option<Source>),
     /// The drafter with a head as [`DraftChoice::Named`] has it, and n-grams beside it.
     WithNgrams(&'static str, Option<Source>),
+    /// Several drafters with heads of different kinds, of which the one that promises most guesses for each text
+    /// and round.
+    Several {
+        /// The drafters, each as [`DraftChoice::Named`] has it.
+        heads: Vec<(&'static str, Option<Source>)>,
+        /// Whether n-grams guess beside them.
+        ngrams: bool,
+    },
 }
 
 /// Whoever is told how far a model is that is being loaded: the stage, and the share of all work that
@@ -182,14 +190,31 @@ impl LoadOptions {
 impl DraftChoice {
     /// Whether n-grams guess beside a head.
     pub(crate) fn adds_ngrams(&self) -> bool {
-        matches!(self, DraftChoice::Auto | DraftChoice::WithNgrams(..))
+        match self {
+            DraftChoice::Auto | DraftChoice::WithNgrams(..) => true,
+            DraftChoice::None | DraftChoice::Named(..) => false,
+            DraftChoice::Several { ngrams, .. } => *ngrams,
+        }
     }
 
-    /// The drafter that was asked for by name, if one was.
-    pub(crate) fn asked(&self) -> Option<&'static str> {
+    /// The drafters that are asked for by name but for n-grams beside others, and the places of their heads.
+    pub fn named(&self) -> Vec<(&'static str, Option<&Source>)> {
         match self {
-            DraftChoice::Auto | DraftChoice::None => None,
-            DraftChoice::Named(name, _) | DraftChoice::WithNgrams(name, _) => Some(name),
+            DraftChoice::Auto | DraftChoice::None => Vec::new(),
+            DraftChoice::Named(name, source) | DraftChoice::WithNgrams(name, source) => {
+                vec![(name, source.as_ref())]
+            }
+            DraftChoice::Several { heads, .. } => {
+                let heads = heads.iter();
+                heads
+                    .map(|(name, source)| (*name, source.as_ref()))
+                    .collect()
+            }
         }
+    }
+
+    /// The drafter that was asked for by name, if one was; the first of several.
+    pub(crate) fn asked(&self) -> Option<&'static str> {
+        self.named().first().map(|&(name, _)| name)
     }
 }

@@ -18,7 +18,9 @@ use models::Census;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use speculate::draft::NGRAM;
-use speculate::{DraftLength, Finish, RoundError, Sampling, Speculator, Stats, StreamOptions};
+use speculate::{
+    DraftLength, Finish, Guesser, RoundError, Sampling, Speculator, Stats, StreamOptions,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -99,8 +101,24 @@ pub struct Preflight {
     pub norms: Vec<Norms>,
     /// What came out of the trial, or why there was none.
     pub trial: Trial,
+    /// What is known of each head beside the first, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<HeadPreflight>,
     /// What looks wrong and does not keep the model from running.
     pub warnings: Vec<String>,
+}
+
+/// What is known of a head beside the first one.
+#[derive(Clone, Debug, Serialize)]
+pub struct HeadPreflight {
+    /// The drafter's name.
+    pub drafter: &'static str,
+    /// Hash of its weights and configuration, where it is a checkpoint of its own.
+    pub drafter_sha256: Option<String>,
+    /// The head's tensors, counted.
+    pub head: Option<Census>,
+    /// What came out of its trial, or why there was none.
+    pub trial: Trial,
 }
 
 /// What a part's offset norms hold.
@@ -131,6 +149,32 @@ pub enum Trial {
         #[serde(flatten)]
         result: TrialResult,
     },
+}
+
+impl Trial {
+    /// The trial's result, if it was run.
+    pub fn result(&self) -> Option<&TrialResult> {
+        match self {
+            Trial::Run { result, .. } => Some(result),
+            Trial::Skipped { .. } => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Trial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trial::Skipped { skipped } => write!(f, "not tried: {skipped}"),
+            Trial::Run { result, cached } => {
+                let when = if *cached {
+                    " (remembered from an earlier start)"
+                } else {
+                    ""
+                };
+                write!(f, "{result}{when}")
+            }
+        }
+    }
 }
 
 impl Default for Trial {
@@ -307,25 +351,14 @@ impl TrialResult {
 impl Preflight {
     /// The trial's result, if it was run.
     pub fn result(&self) -> Option<&TrialResult> {
-        match &self.trial {
-            Trial::Run { result, .. } => Some(result),
-            Trial::Skipped { .. } => None,
-        }
+        self.trial.result()
     }
 
     /// One line for people.
     pub fn summary(&self) -> String {
-        match &self.trial {
-            Trial::Skipped { skipped } => format!("not tried: {skipped}"),
-            Trial::Run { result, cached } => {
-                let when = if *cached {
-                    " (remembered from an earlier start)"
-                } else {
-                    ""
-                };
-                format!("{result}{when}")
-            }
-        }
+        let others = self.others.iter();
+        let others = others.map(|other| format!("; {}: {}", other.drafter, other.trial));
+        format!("{}{}", self.trial, others.collect::<String>())
     }
 
     /// Takes over what the offset norms hold.
@@ -351,7 +384,7 @@ impl Preflight {
 }
 
 /// All that the result of a trial depends on.
-#[derive(Serialize)]
+#[derive(Clone, Copy, Serialize)]
 pub(crate) struct Key<'a> {
     /// Only said: the same files under another name give the same result.
     #[serde(skip)]
@@ -394,7 +427,7 @@ impl Key<'_> {
     }
 }
 
-/// Runs the trial, or finds its result.
+/// Runs the trial of the drafter of `key`, the head of this number if it is one, or finds its result.
 ///
 /// # Errors
 ///
@@ -403,6 +436,7 @@ pub(crate) fn run(
     speculator: &mut Speculator,
     text: &Text,
     probing: &Probing,
+    head: usize,
     key: &Key<'_>,
 ) -> Result<Trial, RoundError> {
     let folder = match probing {
@@ -426,7 +460,7 @@ pub(crate) fn run(
         Err(skipped) => return Ok(Trial::Skipped { skipped }),
     };
     let rows = rows(speculator, &prompts[0], key.chunk)?;
-    let (chain, guesses) = drafts(speculator, text, &prompts, key)?;
+    let (chain, guesses) = drafts(speculator, text, &prompts, (head, key))?;
     let result = TrialResult {
         rows,
         chain,
@@ -481,9 +515,9 @@ fn drafts(
     speculator: &mut Speculator,
     text: &Text,
     prompts: &[Vec<u32>],
-    key: &Key<'_>,
+    (head, key): (usize, &Key<'_>),
 ) -> Result<(Finding, Option<Guesses>), RoundError> {
-    let Some(kind) = speculator.drafter() else {
+    let Some(kind) = key.drafter_kind else {
         return Ok((Finding::Exact, None));
     };
     let mut finding = Finding::Exact;
@@ -494,14 +528,9 @@ fn drafts(
         not_numbers: 0,
     };
     for prompt in prompts {
-        let (chain, _) = write(speculator, text, prompt, key.chunk, 0)?;
-        let (drafted, stats) = write(
-            speculator,
-            text,
-            prompt,
-            key.chunk,
-            key.draft_max.min(DRAFT),
-        )?;
+        let longest = key.draft_max.min(DRAFT);
+        let (chain, _) = write(speculator, text, prompt, key.chunk, (head, 0))?;
+        let (drafted, stats) = write(speculator, text, prompt, key.chunk, (head, longest))?;
         guesses.not_numbers += stats.drafts_cut;
         if let Some(first) = stats.by_position.first() {
             guesses.drafted += first.drafted;
@@ -519,14 +548,14 @@ fn drafts(
     Ok((finding, Some(guesses)))
 }
 
-/// The reply to `prompt` with drafts of at most `draft_max` tokens, and what
+/// The reply to `prompt` with drafts of at most `draft_max` tokens by `head`, if there is one, and what
 /// speculation did.
 fn write(
     speculator: &mut Speculator,
     text: &Text,
     prompt: &[u32],
     chunk: usize,
-    draft_max: usize,
+    (head, draft_max): (usize, usize),
 ) -> Result<(Vec<u32>, Stats), RoundError> {
     let options = StreamOptions {
         sampling: Sampling::default(),
@@ -536,6 +565,7 @@ fn write(
         logprobs: None,
     };
     let mut stream = speculator.open(prompt.to_vec(), options)?;
+    stream.draft_by(Some(Guesser::Head(head)));
     let mut outcome = Ok(());
     while outcome.is_ok() && stream.finish().is_none() {
         outcome = speculator.round(&mut [&mut stream], chunk);

@@ -47,7 +47,7 @@ impl Model {
         if options.draft.adds_ngrams() && self.speculator.drafter().is_some() {
             self.speculator.add_ngrams();
         }
-        self.plans.extend(found.plan);
+        self.plans.extend(found.plans);
         let info = &mut self.info;
         info.drafter = self.speculator.drafter();
         info.drafters = self.speculator.drafters();
@@ -92,6 +92,7 @@ impl Model {
             shortlist: shortlist.map(|chosen| chosen.ids),
             size: *self.speculator.memory().size(),
             budget: self.budget,
+            beside: Vec::new(),
             hashes,
         })
     }

@@ -7,7 +7,8 @@ use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
 use speculate::{
-    Accept, DraftLength, Guesser, Guessers, Logprobs, Sampling, Stats, TokenSource, TopLogprobs,
+    Accept, DraftLength, Guesser, Guessers, Logprobs, MAX_HEADS, Sampling, Stats, TokenSource,
+    TopLogprobs,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -498,12 +499,12 @@ fn is_zero(n: &u64) -> bool {
 }
 
 impl Speculation {
-    /// The record of a stream's `stats` with `ms_saved` milliseconds saved, drafted by `drafter` and
-    /// accepted by `accept`; `reason` says why nothing was drafted, if nothing was.
+    /// The record of a stream's `stats` with `ms_saved` milliseconds saved, drafted by `drafters`, heads first,
+    /// and accepted by `accept`; `reason` says why nothing was drafted, if nothing was.
     pub(crate) fn new(
         stats: &Stats,
         ms_saved: f64,
-        drafter: Option<&str>,
+        drafters: &[&str],
         accept: Accept,
         reason: Option<String>,
     ) -> Self {
@@ -515,7 +516,7 @@ impl Speculation {
         };
         let by_drafter = |guesser: Guesser| {
             let guesses = stats.guesses(guesser);
-            let name = guesser.name(drafter).filter(|_| guesses.rounds > 0)?;
+            let name = guesser.name(drafters).filter(|_| guesses.rounds > 0)?;
             Some(DrafterCounts {
                 drafter: name.to_owned(),
                 rounds: guesses.rounds,
@@ -523,6 +524,14 @@ impl Speculation {
                 accepted: guesses.accepted,
             })
         };
+        // Of several heads, the one that guessed in most rounds.
+        let mut drafter = drafters.first().copied();
+        let mut most = stats.guesses(Guesser::HEAD).rounds;
+        for head in (1..MAX_HEADS).map(Guesser::Head) {
+            if stats.guesses(head).rounds > most {
+                (drafter, most) = (head.name(drafters), stats.guesses(head).rounds);
+            }
+        }
         let emitted = stats.emitted_by_rounds();
         Speculation {
             engaged,

@@ -280,8 +280,11 @@ impl Scheduler {
             &self.counters.finished
         };
         ended.fetch_add(1, Ordering::Relaxed);
-        let mut outcome =
-            running.outcome(finish, self.speculator.drafter(), self.no_draft.as_deref());
+        let mut outcome = running.outcome(
+            finish,
+            &self.speculator.drafters(),
+            self.no_draft.as_deref(),
+        );
         if let Some(embedding) = running.embedding {
             let pooled = self.speculator.vectors(&running.stream);
             outcome.embedding = pooled.map(|vector| embedding.finish(vector)).collect();

@@ -677,6 +677,75 @@ fn a_head_published_alone_drafts_for_its_target() {
 }
 
 #[test]
+fn several_heads_are_loaded_tried_and_timed_and_a_request_may_name_one() {
+    let eagle3 = Source::Folder(bundled("tiny-qwen3.5-eagle3"));
+    let several = |heads: &[(&'static str, Option<Source>)]| DraftChoice::Several {
+        heads: heads.to_vec(),
+        ngrams: true,
+    };
+    let choice = several(&[("mtp", None), ("eagle3", Some(eagle3.clone()))]);
+    let source = || Source::Folder(bundled(QWEN));
+    let model = load(source(), choice, Probing::default()).unwrap();
+    let info = &model.info;
+    assert_eq!(info.drafters, ["mtp", "eagle3", "ngram"]);
+    assert_eq!(info.drafter, Some("mtp"));
+    has(&info.drafter_reason, &["MTP head", "EAGLE-3 head"]);
+    let of_other = &info.preflight.others[0];
+    assert_eq!(of_other.drafter, "eagle3");
+    assert!(of_other.drafter_sha256.is_some());
+    assert!(of_other.trial.result().unwrap().guesses.unwrap().share() > 0.3);
+    let alone = load(source(), mtp(), Probing::default()).unwrap();
+    let bytes = |model: &Model| model.request_bytes(200).drafter;
+    assert!(bytes(&model) > bytes(&alone), "both heads remember");
+    let times = &info.calibration.as_ref().unwrap().times;
+    for head in 0..2 {
+        let timed = |t: &&engine::CostPoint| t.of == engine::CostOf::Draft && t.head == head;
+        assert!(times.iter().filter(timed).count() >= 4, "{times:?}");
+    }
+
+    let guessers = ["mtp", "eagle3", "ngram"].map(|name| info.guesser(name));
+    assert_eq!(info.guesser("model"), None);
+    let plain = load(source(), DraftChoice::None, Probing::default()).unwrap();
+    let prompt = model.text.encode_prompt("Once upon a time").unwrap();
+    let write = |engine: &Engine, drafters: engine::Guessers, length: Option<usize>| {
+        let mut request = Request::new(prompt.clone());
+        request.max_tokens = Some(60);
+        request.drafters = drafters;
+        request.draft = length.map(engine::DraftLength::Fixed);
+        let (text, _, outcome) = engine.complete(request).unwrap();
+        (text, outcome)
+    };
+    let (want, _) = write(
+        &Engine::start(plain, EngineOptions::default()),
+        engine::Guessers::default(),
+        None,
+    );
+    let engine = Engine::start(model, EngineOptions::default());
+    let (text, outcome) = write(&engine, engine::Guessers::default(), None);
+    assert_eq!(text, want);
+    assert!(outcome.speculation.engaged);
+    for (guesser, name) in guessers.into_iter().zip(["mtp", "eagle3"]) {
+        let (text, outcome) = write(&engine, [guesser.unwrap()].into_iter().collect(), Some(3));
+        assert_eq!(text, want, "{name}");
+        let by: Vec<String> = outcome
+            .speculation
+            .by_drafter
+            .into_iter()
+            .map(|counts| counts.drafter)
+            .collect();
+        assert_eq!(by, [name]);
+        assert_eq!(outcome.speculation.drafter.as_deref(), Some(name));
+    }
+
+    let error = |choice| load(source(), choice, Probing::default()).err().unwrap();
+    let twice = several(&[("mtp", None), ("mtp", None)]);
+    has(&error(twice), &["`mtp`", "twice"]);
+    // One that cannot be had is an error, whatever the others are.
+    let wrong = several(&[("mtp", None), ("dspark", Some(eagle3))]);
+    has(&error(wrong), &["`dspark`"]);
+}
+
+#[test]
 fn a_trial_that_was_not_run_says_why() {
     let reason = "as the test wants".to_owned();
     let probing = Probing::Skip { reason };

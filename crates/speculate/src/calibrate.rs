@@ -5,7 +5,7 @@
 //! reads runs rounds with drafts of several lengths. Only times are kept: what its guesses were worth
 //! says nothing of a text that somebody asked for.
 
-use crate::length::{Costs, DraftLength};
+use crate::length::{Costs, DraftLength, Guesser};
 use crate::sample::Sampling;
 use crate::speculator::Speculator;
 use crate::stream::StreamOptions;
@@ -29,9 +29,9 @@ impl Speculator {
         self.lengths.set_costs(costs);
     }
 
-    /// Times rounds of one stream after `prompt`, with drafts of several lengths up to `longest` tokens. Starts no round
-    /// that would end after `limit`, if it takes as long as the one before it. Returns the rounds that were run,
-    /// that of the prompt among them.
+    /// Times rounds of one stream after `prompt` for each head, with drafts of several lengths up to `longest` tokens.
+    /// Starts no round that would end after `limit`, if it takes as long as the one before it; each head has its share
+    /// of that time. Returns the rounds that were run, those of the prompt among them.
     ///
     /// # Errors
     ///
@@ -54,16 +54,23 @@ impl Speculator {
             draft: DraftLength::Fixed(0),
             logprobs: None,
         };
-        let mut stream = self.open(prompt.to_vec(), options)?;
-        // Copies take no time to find, and the text may have none: the head guesses all drafts.
+        // Copies take no time to find, and the text may have none: a head guesses all drafts.
         let copies = std::mem::take(&mut self.drafters.copies);
         let watch = std::mem::take(&mut self.watch);
         let before = self.lengths.clone();
-        let result = self.time_rounds(&mut stream, &lengths.repeat(PASSES), limit);
+        let heads = self.n_heads().max(1);
+        let of_each = |head| {
+            let mut stream = self.open(prompt.to_vec(), options.clone())?;
+            stream.draft_by(Some(Guesser::Head(head)));
+            let lengths = lengths.repeat(PASSES);
+            let result = self.time_rounds(&mut stream, &lengths, limit / heads as u32);
+            self.close(stream);
+            result
+        };
+        let result = (0..heads).map(of_each).sum();
         self.lengths.forget_guesses_since(&before);
         self.watch = watch;
         self.drafters.copies = copies;
-        self.close(stream);
         result
     }
 
@@ -91,7 +98,7 @@ impl Speculator {
             if length == 0 {
                 stream.draft.clear();
                 stream.draft_probs.clear();
-            } else if self.drafters.head.is_none() && stream.finish().is_none() {
+            } else if self.drafters.heads.is_empty() && stream.finish().is_none() {
                 // Whose tokens they are does not matter to the target's time.
                 let length = length.min(stream.draft_room(context));
                 stream.draft = vec![stream.tokens[0]; length];

@@ -18,14 +18,16 @@
 
 mod costs;
 mod expect;
+mod guesser;
 mod ledger;
 mod plan;
 
 pub(crate) use costs::BELIEVED;
-pub use costs::{CostOf, CostPoint, Costs, Longest, RoundCost};
+pub use costs::{CostOf, CostPoint, Costs, HeadTimes, Longest, RoundCost};
 pub use expect::{DraftInput, Expectation};
+pub use guesser::{Guesser, Guessers, MAX_HEADS};
 pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
-pub use plan::{Copy, DraftLength, Guesser, Guessers, LengthInput, Plan};
+pub use plan::{Copy, DraftLength, LengthInput, Plan};
 
 use ledger::Acceptances;
 
@@ -69,7 +71,8 @@ impl Lengths {
 
     /// The next drafts, one for each of `streams`.
     pub fn choose(&self, streams: &[LengthInput<'_>]) -> Vec<Plan> {
-        let likelier: Vec<Guesser> = streams.iter().map(|s| self.likelier(s)).collect();
+        let likelier = streams.iter().map(|s| self.likelier(s, &Guesser::ALL));
+        let likelier: Vec<Guesser> = likelier.collect();
         let start = |(s, &guesser): (&LengthInput<'_>, &Guesser)| match s.is_fixed() {
             true => Plan {
                 guesser,
@@ -95,11 +98,42 @@ impl Lengths {
                 best[i] = self.likely(stream, likelier[i]);
             }
         }
+        self.try_others(streams, plain, &grows, &mut best);
         best
     }
 
-    /// The plans of most expected tokens a millisecond where all of `streams` that can have the head
-    /// guess, all copy that can, or each does what is likelier to be right. A head takes the same time for one
+    /// Where a stream has several heads, has one that others keep from guessing do so now and then: what its
+    /// guesses are worth in this text shows in no other way. One head for all streams, since it takes the
+    /// same time for them all.
+    fn try_others(
+        &self,
+        streams: &[LengthInput<'_>],
+        plain: f64,
+        grows: &[bool],
+        best: &mut [Plan],
+    ) {
+        let overdue = |i: usize, head: usize| {
+            let (stream, guesser) = (&streams[i], Guesser::Head(head));
+            let is_free = grows[i] && stream.pinned.is_none() && stream.heads.n_heads() > 1;
+            let is_idle = best[i].tokens == 0 || best[i].guesser != guesser;
+            let could = is_free && is_idle && stream.most(guesser) > 0;
+            stream.ledger.overdue(head, plain).filter(|_| could)
+        };
+        let all = (0..streams.len()).flat_map(|i| (0..MAX_HEADS).map(move |head| (i, head)));
+        let most = all.filter_map(|(i, head)| Some((overdue(i, head)?, head)));
+        let Some((_, head)) = most.max_by_key(|&(idle, _)| idle) else {
+            return;
+        };
+        let due: Vec<usize> = (0..streams.len())
+            .filter(|&i| overdue(i, head).is_some())
+            .collect();
+        for i in due {
+            best[i] = self.likely(&streams[i], Guesser::Head(head));
+        }
+    }
+
+    /// The plans of most expected tokens a millisecond where each of `streams` does what is likelier to be right, all
+    /// that can have the same one guess, or one of the same two. A head takes the same time for one
     /// stream as for several, so that who guesses is chosen for all together.
     fn best_by(
         &self,
@@ -112,16 +146,32 @@ impl Lengths {
         let with = |guesser: &dyn Fn(usize) -> Guesser| {
             let mut plans = plans.to_vec();
             for (i, plan) in plans.iter_mut().enumerate().filter(|(i, _)| grows[*i]) {
-                plan.guesser = guesser(i);
+                plan.guesser = streams[i].pinned_or(guesser(i));
             }
             self.best(streams, context, plans, grows)
         };
         let mut best = with(&|i| likelier[i]);
-        if streams.iter().any(|s| s.has_head && s.copy.is_some()) {
-            for all in Guesser::ALL {
-                let other = with(&|_| all);
-                if other.1 > best.1 {
-                    best = other;
+        let able_for = |s: &LengthInput<'_>| Guesser::ALL.map(|guesser| s.most(guesser) > 0);
+        let able: Vec<[bool; Guesser::ALL.len()]> = streams.iter().map(able_for).collect();
+        let several = |able: &[bool; Guesser::ALL.len()]| able.iter().filter(|&&a| a).count() > 1;
+        if !able.iter().any(several) {
+            return best.0;
+        }
+        let could = |guesser: &Guesser| able.iter().any(|able| able[guesser.index()]);
+        let able: Vec<Guesser> = Guesser::ALL.into_iter().filter(could).collect();
+        let mut better = |other: (Vec<Plan>, f64)| {
+            if other.1 > best.1 {
+                best = other;
+            }
+        };
+        for &all in &able {
+            better(with(&|_| all));
+        }
+        // With two, each stream has its likelier one already.
+        if able.len() > 2 && streams.len() > 1 {
+            for (i, &one) in able.iter().enumerate() {
+                for &other in &able[i + 1..] {
+                    better(with(&|i| self.likelier(&streams[i], &[one, other])));
                 }
             }
         }
@@ -170,8 +220,9 @@ impl Lengths {
         }
     }
 
-    /// Who is to guess for `stream`: whoever is expected to have more tokens accepted.
-    fn likelier(&self, stream: &LengthInput<'_>) -> Guesser {
+    /// Who is to guess for `stream`: whoever of `among` is expected to have most tokens accepted, the first of them if
+    /// it is as good as any.
+    fn likelier(&self, stream: &LengthInput<'_>, among: &[Guesser]) -> Guesser {
         let expected = |guesser: Guesser| {
             let mut reached = 1.0;
             let each = (0..stream.most(guesser)).map(|position| {
@@ -180,11 +231,14 @@ impl Lengths {
             });
             each.sum::<f64>()
         };
-        let (by_head, by_copy) = (expected(Guesser::Head), expected(Guesser::Ngram));
-        match by_copy > by_head {
-            true => Guesser::Ngram,
-            false => Guesser::Head,
+        let mut best = (among[0], expected(among[0]));
+        for &other in &among[1..] {
+            let by_other = expected(other);
+            if by_other > best.1 {
+                best = (other, by_other);
+            }
         }
+        stream.pinned_or(best.0)
     }
 
     /// The draft up to where it is rather accepted than not, of at least 1 token where there is
@@ -209,15 +263,15 @@ impl Lengths {
         n_accepted: usize,
     ) {
         // Copies are judged by `proposed`, whether they were drafts or not.
-        if guesser == Guesser::Head {
-            let own = &mut ledger.acceptance.head;
+        if let Guesser::Head(head) = guesser {
+            let own = &mut ledger.acceptance.heads[head];
             own.learn(KEEP_STREAM, n_drafted, n_accepted);
             if n_drafted > 0 {
-                let head = &mut self.acceptance.head;
-                head.learn(KEEP_MODEL, n_drafted, n_accepted);
+                let all = &mut self.acceptance.heads[head];
+                all.learn(KEEP_MODEL, n_drafted, n_accepted);
             }
         }
-        ledger.verified(n_drafted, n_accepted);
+        ledger.verified(guesser, n_drafted, n_accepted);
     }
 
     /// Takes note of what a copy would have been worth, whether it was the draft or not: of its
@@ -268,7 +322,10 @@ impl Lengths {
         let own = &stream.ledger.acceptance;
         let matched = stream.copy.map_or(0, |copy| copy.matched);
         let (all, own, first, least) = match guesser {
-            Guesser::Head => (&self.acceptance.head, &own.head, FIRST_CHANCE, LEAST_PRIOR),
+            Guesser::Head(head) => {
+                let all = &self.acceptance.heads[head];
+                (all, &own.heads[head], FIRST_CHANCE, LEAST_PRIOR)
+            }
             Guesser::Ngram => {
                 let first = FIRST_COPY[matched.min(FIRST_COPY.len() - 1)];
                 let all = self.acceptance.of_copies(matched);
@@ -281,332 +338,6 @@ impl Lengths {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    /// A machine and a text: milliseconds of a step by rows, of a draft by
-    /// length, and whether the guess at a position of a round is right.
-    struct World<'a> {
-        step: &'a dyn Fn(usize) -> f64,
-        draft: &'a dyn Fn(usize) -> f64,
-        right: &'a dyn Fn(u64, usize) -> bool,
-    }
-
-    /// Runs one stream until it has written `n` tokens; returns milliseconds,
-    /// the last lengths and the ledger.
-    fn run(world: &World<'_>, lengths: &mut Lengths, n: usize) -> (f64, Vec<usize>, Ledger) {
-        let mut ledger = Ledger::default();
-        let (mut total, mut tokens, mut round, mut drafted) = (0.0, 0, 0, 0);
-        let mut chosen = Vec::new();
-        while tokens < n {
-            let accepted = (0..drafted)
-                .take_while(|&p| (world.right)(round, p))
-                .count();
-            lengths.verified(&mut ledger, Guesser::Head, drafted, accepted);
-            let next = lengths.choose(&[LengthInput {
-                ledger: &ledger,
-                wish: DraftLength::UpTo(6),
-                room: 16,
-                context: 100,
-                has_head: true,
-                copy: None,
-            }])[0]
-                .tokens;
-            let (verify, draft) = ((world.step)(1 + drafted), (world.draft)(next));
-            let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
-            let cost = RoundCost {
-                streams: 1,
-                rows: 1 + drafted,
-                context: 100,
-                drafts: guessed(next),
-                verify: ms(verify),
-                draft: ms(draft),
-            };
-            lengths.took(&cost);
-            lengths.book(&mut ledger, &cost, accepted + 1);
-            total += verify + draft;
-            tokens += accepted + 1;
-            drafted = next;
-            round += 1;
-            chosen.push(next);
-        }
-        (total, chosen.split_off(chosen.len() / 2), ledger)
-    }
-
-    fn guessed(guessed: usize) -> Longest {
-        Longest { guessed, copied: 0 }
-    }
-
-    fn mean(lengths: &[usize]) -> f64 {
-        lengths.iter().sum::<usize>() as f64 / lengths.len() as f64
-    }
-
-    #[test]
-    fn free_rows_and_good_guesses_make_long_drafts() {
-        let world = World {
-            step: &|rows| 10.0 + 0.1 * rows as f64,
-            draft: &|n| 0.2 * n as f64,
-            right: &|round, p| !(round * 7 + p as u64).is_multiple_of(10),
-        };
-        let (total, lengths, _) = run(&world, &mut Lengths::default(), 2000);
-        assert!(mean(&lengths) > 5.0, "{lengths:?}");
-        assert!(total < 2000.0 * 10.1 / 3.0, "{total}");
-    }
-
-    #[test]
-    fn dear_rows_and_bad_guesses_make_none() {
-        let world = World {
-            step: &|rows| 10.0 * rows as f64,
-            draft: &|n| n as f64,
-            right: &|round, p| (round + p as u64).is_multiple_of(3),
-        };
-        let (_, lengths, _) = run(&world, &mut Lengths::default(), 2000);
-        assert!(mean(&lengths) < 0.2, "{lengths:?}");
-    }
-
-    #[test]
-    fn a_kink_in_the_cost_ends_drafts_before_it() {
-        let world = World {
-            step: &|rows| if rows <= 4 { 10.0 } else { 20.0 },
-            draft: &|n| 0.3 * n as f64,
-            right: &|round, p| !(round * 3 + p as u64).is_multiple_of(5),
-        };
-        let (_, lengths, _) = run(&world, &mut Lengths::default(), 3000);
-        let at_most_three = lengths.iter().filter(|&&n| n <= 3).count();
-        assert!(at_most_three * 10 > lengths.len() * 9, "{lengths:?}");
-        assert!(mean(&lengths) > 2.0, "{lengths:?}");
-    }
-
-    #[test]
-    fn a_drafter_that_is_never_right_costs_a_bounded_time() {
-        for penalty in [1.05, 1.5, 4.0] {
-            let world = World {
-                step: &|rows| if rows == 1 { 10.0 } else { 10.0 * penalty },
-                draft: &|n| if n == 0 { 0.0 } else { 5.0 },
-                right: &|_, _| false,
-            };
-            let mut lengths = Lengths::default();
-            // The model's record is splendid, so that only the ledger holds it back.
-            for _ in 0..1000 {
-                lengths.verified(&mut Ledger::default(), Guesser::Head, 6, 6);
-            }
-            let (total, ..) = run(&world, &mut lengths, 1000);
-            let plain = 1000.0 * 10.0;
-            let one_round = 10.0 * penalty + 5.0 - 10.0;
-            let bound = LOSS_STEPS * 10.0 + LOSS_SHARE * total + 5.0 * one_round;
-            assert!(total - plain <= bound, "{} of {bound}", total - plain);
-        }
-    }
-
-    #[test]
-    fn a_text_that_turns_predictable_is_noticed() {
-        let world = World {
-            step: &|_| 10.0,
-            draft: &|n| 1.5 * n as f64,
-            right: &|round, _| round > 300,
-        };
-        let (_, lengths, ledger) = run(&world, &mut Lengths::default(), 2000);
-        assert!(mean(&lengths) > 4.0, "{}", mean(&lengths));
-        assert!(ledger.lost_ms() < 0.0);
-    }
-
-    #[test]
-    fn a_batch_gives_its_rows_to_the_stream_that_uses_them() {
-        let mut lengths = Lengths::default();
-        let (mut good, mut bad) = (Ledger::default(), Ledger::default());
-        for _ in 0..50 {
-            lengths.verified(&mut good, Guesser::Head, 4, 4);
-            lengths.verified(&mut bad, Guesser::Head, 4, 0);
-        }
-        for rows in 2..=10 {
-            lengths.took(&RoundCost {
-                streams: 2,
-                rows,
-                context: 9,
-                drafts: guessed(rows / 2),
-                verify: Duration::from_micros(1000 + 200 * rows as u64),
-                draft: Duration::from_micros(10),
-            });
-        }
-        let input = |ledger, wish| LengthInput {
-            ledger,
-            wish,
-            room: 4,
-            context: 9,
-            has_head: true,
-            copy: None,
-        };
-        let up_to = DraftLength::UpTo(4);
-        let tokens = |plans: Vec<Plan>| plans.iter().map(|plan| plan.tokens).collect::<Vec<_>>();
-        let chosen = tokens(lengths.choose(&[input(&bad, up_to), input(&good, up_to)]));
-        assert_eq!(chosen, [0, 4]);
-        // A fixed length is kept whatever it costs, and cut to the room.
-        let chosen = tokens(lengths.choose(&[
-            input(&bad, DraftLength::Fixed(9)),
-            input(&good, DraftLength::UpTo(0)),
-        ]));
-        assert_eq!(chosen, [4, 0]);
-        // From the first round on, when no cost is known and guesses of others were wrong.
-        let mut unlucky = Lengths::default();
-        for _ in 0..50 {
-            unlucky.verified(&mut Ledger::default(), Guesser::Head, 4, 0);
-        }
-        let chosen = tokens(unlucky.choose(&[
-            input(&Ledger::default(), DraftLength::Fixed(3)),
-            input(&Ledger::default(), up_to),
-        ]));
-        assert_eq!(chosen, [3, 1]);
-    }
-
-    #[test]
-    fn a_machine_that_is_held_up_now_and_then_does_not_end_drafting() {
-        let calls = std::cell::Cell::new(0u32);
-        let world = World {
-            step: &|_| {
-                calls.set(calls.get() + 1);
-                if calls.get() % 7 == 3 { 400.0 } else { 10.0 }
-            },
-            draft: &|n| 0.2 * n as f64,
-            right: &|round, p| !(round * 7 + p as u64).is_multiple_of(10),
-        };
-        let (_, lengths, _) = run(&world, &mut Lengths::default(), 2000);
-        assert!(mean(&lengths) > 5.0, "{lengths:?}");
-    }
-
-    #[test]
-    fn a_cold_first_draft_does_not_end_drafting() {
-        let drafts = std::cell::Cell::new(0);
-        let world = World {
-            step: &|rows| 1.0 + 0.05 * rows as f64,
-            draft: &|n| {
-                let is_first = n > 0 && drafts.replace(1) == 0;
-                if is_first { 50.0 } else { 0.1 * n as f64 }
-            },
-            right: &|round, p| !(round * 7 + p as u64).is_multiple_of(10),
-        };
-        let (total, lengths, _) = run(&world, &mut Lengths::default(), 250);
-        assert!(mean(&lengths) > 4.0, "{lengths:?}");
-        assert!(total < 50.0 + 250.0 / 2.0, "{total}");
-    }
-
-    #[test]
-    fn a_first_draft_is_tried_and_then_a_plain_step_is_timed() {
-        let mut lengths = Lengths::default();
-        let mut ledger = Ledger::default();
-        let wish = DraftLength::UpTo(4);
-        let next = |lengths: &Lengths, ledger: &Ledger| {
-            lengths.choose(&[LengthInput {
-                ledger,
-                wish,
-                room: 16,
-                context: 100,
-                has_head: true,
-                copy: None,
-            }])[0]
-                .tokens
-        };
-        assert!(next(&lengths, &ledger) > 0);
-        lengths.verified(&mut ledger, Guesser::Head, 3, 3);
-        assert_eq!(next(&lengths, &ledger), 0);
-    }
-
-    /// What a stream chooses that may copy and has a head, where a guess of the head is right `head` of 10 times and a
-    /// copied token `copy` of 10 times, and each takes `row` milliseconds to verify, the head's `draft` to
-    /// draft: rounds that the head guessed for, rounds that were copied, and milliseconds a token.
-    fn with_copies(head: u64, copy: u64, (row, draft): (f64, f64)) -> (usize, usize, f64) {
-        let mut lengths = Lengths::default();
-        let mut ledger = Ledger::default();
-        let is_right = |round: u64, position: usize, of_ten: u64| {
-            (round * 7 + 3 * position as u64) % 10 < of_ten
-        };
-        let mut plan = Plan::default();
-        let (mut by_head, mut copied, mut ms, mut tokens) = (0, 0, 0.0, 0);
-        for round in 0..600 {
-            let first_wrong =
-                |of_ten: u64, n: usize| (0..n).take_while(|&p| is_right(round, p, of_ten)).count();
-            let of_ten = [head, copy][plan.guesser as usize];
-            let accepted = first_wrong(of_ten, plan.tokens);
-            lengths.verified(&mut ledger, plan.guesser, plan.tokens, accepted);
-            let n_tested = 8.min(accepted + 1);
-            lengths.proposed(&mut ledger, 4, n_tested, first_wrong(copy, n_tested));
-            let next = lengths.choose(&[LengthInput {
-                ledger: &ledger,
-                wish: DraftLength::UpTo(8),
-                room: 16,
-                context: 100,
-                has_head: true,
-                copy: Some(Copy {
-                    matched: 4,
-                    tokens: 8,
-                }),
-            }])[0];
-            let verify = 10.0 + row * plan.tokens as f64;
-            let guessed = Longest::of([next]).guessed;
-            let drafting = draft * guessed as f64;
-            let cost = RoundCost {
-                streams: 1,
-                rows: 1 + plan.tokens,
-                context: 100,
-                drafts: Longest::of([next]),
-                verify: Duration::from_secs_f64(verify / 1e3),
-                draft: Duration::from_secs_f64(drafting / 1e3),
-            };
-            lengths.took(&cost);
-            lengths.book(&mut ledger, &cost, accepted + 1);
-            by_head += usize::from(guessed > 0);
-            copied += usize::from(next.tokens > 0 && next.guesser == Guesser::Ngram);
-            ms += verify + drafting;
-            tokens += accepted + 1;
-            plan = next;
-        }
-        (by_head, copied, ms / tokens as f64)
-    }
-
-    #[test]
-    fn whoever_promises_more_tokens_a_millisecond_drafts() {
-        let (by_head, copied, _) = with_copies(9, 1, (0.5, 1.0));
-        assert!(by_head > 550 && copied < 30, "{by_head} {copied}");
-        let (by_head, copied, _) = with_copies(2, 9, (0.5, 1.0));
-        assert!(copied > 550 && by_head < 30, "{by_head} {copied}");
-        // As good as the head, and it costs nothing.
-        let (by_head, copied, _) = with_copies(9, 9, (0.5, 3.0));
-        assert!(copied > 550 && by_head < 30, "{by_head} {copied}");
-        // Neither pays.
-        let (by_head, copied, ms) = with_copies(1, 1, (3.0, 3.0));
-        assert!(by_head + copied < 60, "{by_head} {copied}");
-        assert!(ms < 1.05 * 10.0, "{ms}");
-    }
-
-    #[test]
-    fn streams_of_one_round_have_drafters_of_their_own() {
-        let mut lengths = Lengths::default();
-        let (mut copies, mut guesses) = (Ledger::default(), Ledger::default());
-        for rows in [2, 4, 8, 12, 2, 4, 8, 12, 2, 4, 8, 12] {
-            lengths.verified(&mut guesses, Guesser::Head, 4, 4);
-            lengths.verified(&mut copies, Guesser::Head, 4, 0);
-            lengths.proposed(&mut copies, 5, 8, 8);
-            lengths.proposed(&mut guesses, 2, 1, 0);
-            lengths.took(&RoundCost {
-                streams: 2,
-                rows,
-                context: 9,
-                drafts: guessed(rows / 3),
-                verify: Duration::from_micros(10_000 + 100 * rows as u64),
-                draft: Duration::from_micros(300 * (rows as u64 / 3)),
-            });
-        }
-        let input = |ledger, matched| LengthInput {
-            ledger,
-            wish: DraftLength::UpTo(8),
-            room: 16,
-            context: 9,
-            has_head: true,
-            copy: Some(Copy { matched, tokens: 8 }),
-        };
-        let plans = lengths.choose(&[input(&copies, 5), input(&guesses, 2)]);
-        assert_eq!(plans[0].guesser, Guesser::Ngram, "{plans:?}");
-        assert_eq!(plans[1].guesser, Guesser::Head, "{plans:?}");
-        assert!(plans.iter().all(|plan| plan.tokens >= 4), "{plans:?}");
-    }
-}
+mod arbitration;
+#[cfg(test)]
+mod tests;

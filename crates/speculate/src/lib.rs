@@ -47,7 +47,7 @@ pub use backend::{MAX_TENTATIVE, noise};
 pub use constraint::{Constraint, ConstraintError};
 pub use draft::{Drafter, Drafters};
 pub use kept::{Evictions, Parked};
-pub use length::{DraftLength, Guesser, Guessers};
+pub use length::{DraftLength, Guesser, Guessers, MAX_HEADS};
 pub use logprobs::{Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, TopLogprobs};
 pub use pooling::Pooling;
 pub use probe::Difference;

@@ -103,7 +103,7 @@ impl Speculator {
                 return false;
             }
         }
-        self.make_room_for_drafter(streams, chunk)
+        self.make_room_for_heads(streams, chunk)
     }
 
     /// Whether a text of `rows` rows that would share `shared` of them with `running` streams has room
@@ -143,7 +143,7 @@ impl Speculator {
         let entry = std::mem::replace(&mut stream.entry, self.index.insert(namespace, []));
         let absent = StreamState {
             sequence: self.memory.absent(),
-            draft: None,
+            heads: Vec::new(),
         };
         let state = std::mem::replace(&mut stream.state, absent);
         stream.put_draft_by();

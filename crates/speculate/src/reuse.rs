@@ -7,8 +7,8 @@
 //! had better wait for it ([`Speculator::should_wait`]).
 //!
 //! Texts are compared by what their rows are computed from ([`cache::RowKey`]), in one index of
-//! all streams, and found by prompts of their own namespace only. The drafter's state is shared with
-//! the target's rows, so a hit is as long as both allow.
+//! all streams, and found by prompts of their own namespace only. The heads' states are shared with
+//! the target's rows, so a hit is as long as all allow.
 
 use crate::kept::{Evictions, Parked, Victim};
 use crate::prompt::Prompt;
@@ -282,35 +282,29 @@ impl Speculator {
         held.next().map(|snapshot| snapshot.free()).is_some()
     }
 
-    /// Has the drafter's own memory ready for a round of `streams`, for it takes pages where nothing
+    /// Has the heads' own memories ready for a round of `streams`, for they take pages where nothing
     /// can be evicted. False if there is too little that can be.
-    pub(crate) fn make_room_for_drafter(&mut self, streams: &[&Stream], chunk: usize) -> bool {
-        let Some(drafter) = &self.drafters.head else {
-            return true;
-        };
+    pub(crate) fn make_room_for_heads(&mut self, streams: &[&Stream], chunk: usize) -> bool {
+        (0..self.n_heads()).all(|head| self.make_room_for_head(head, streams, chunk))
+    }
+
+    fn make_room_for_head(&mut self, head: usize, streams: &[&Stream], chunk: usize) -> bool {
         let context = self.memory.size().context;
         let lacks = |stream: &&Stream| {
             let chunk = stream.next_chunk(chunk);
             let rows = stream.state.sequence.len() + chunk + 2 * MAX_TENTATIVE;
-            let draft = stream.state.draft.as_ref();
+            let state = stream.state.heads.get(head);
             // Nobody reads what is never drafted for.
-            let draft = draft.filter(|_| stream.is_read());
-            draft.map_or(0, |draft| draft.lacking_pages(rows.min(context)))
+            let state = state.filter(|_| stream.is_read_by(head));
+            state.map_or(0, |state| state.lacking_pages(rows.min(context)))
         };
         let wanted: usize = streams.iter().map(lacks).sum();
-        if drafter.n_free_pages() >= wanted {
-            return true;
-        }
-        let full = MemoryFull::Pages(wanted);
-        loop {
-            if !self.evict(full, None, &[]) {
+        while self.drafters.heads[head].n_free_pages() < wanted {
+            if !self.evict(MemoryFull::Pages(wanted), None, &[]) {
                 return false;
             }
-            let free = self.drafters.head.as_ref().map(|d| d.n_free_pages());
-            if free.is_none_or(|free| free >= wanted) {
-                return true;
-            }
         }
+        true
     }
 
     /// The state of a stream that begins with the first `rows` rows of the ended text of `entry`;

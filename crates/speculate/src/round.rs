@@ -15,11 +15,13 @@
 //! pending token. A chunk that does not reach the prompt's end chooses nothing, nor does the
 //! prompt of a stream that [pools its rows](crate::pooling).
 
+mod guess;
+
 use crate::accept::{Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
-use crate::draft::{self, DraftRequest, TargetView};
+use crate::draft;
 use crate::host_choices::{self, OpenRows};
-use crate::length::{Guesser, LengthInput, Longest, Plan, RoundCost};
+use crate::length::{HeadTimes, Longest, RoundCost};
 use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
 use crate::speculator::Speculator;
@@ -109,18 +111,10 @@ impl StreamRows {
 struct Verified {
     /// `[n, H]`
     hidden: Tensor,
-    /// The rows inside the target that the drafter reads, `[n, H]` each.
+    /// The rows inside the target that the heads read, one head after the other, `[n, H]` each.
     taps: Vec<Tensor>,
     /// The rows after which a token is chosen, one stream after the other, if there are any.
     chosen: Option<Chosen>,
-}
-
-/// Tokens that a stream may be drafted for.
-#[derive(Clone, Copy, Default)]
-struct DraftLimit {
-    plan: Plan,
-    /// Whether there was room for a draft and none would pay.
-    is_held_back: bool,
 }
 
 impl Speculator {
@@ -174,10 +168,10 @@ impl Speculator {
         let verify = start.elapsed();
         written(streams);
         let start = Instant::now();
-        let longest = self.draft(streams, &rows, &verified)?;
+        let (longest, by_head) = self.draft(streams, &rows, &verified)?;
         let draft = start.elapsed();
-        self.record(streams, &rows, longest, verify, draft);
-        self.note_step(before, streams, &rows, (longest, verify, draft));
+        self.record(streams, &rows, longest, (verify, draft, by_head));
+        self.note_step(before, streams, &rows, (longest, verify, draft, by_head));
         Ok(())
     }
 
@@ -192,7 +186,7 @@ impl Speculator {
         let rule = self.target.media_rows();
         let mut rows = Vec::with_capacity(streams.len());
         let running: Vec<&Stream> = streams.iter().map(|stream| &**stream).collect();
-        self.make_room_for_drafter(&running, chunk);
+        self.make_room_for_heads(&running, chunk);
         for i in 0..streams.len() {
             let stream = &mut *streams[i];
             let n_before = stream.state.sequence.len();
@@ -244,11 +238,11 @@ impl Speculator {
         let all = choosing.len() == self.batch.n_rows();
         let key = self.key.part(if all { "verify" } else { "prefill" });
         let (target, batch, memory) = (&*self.target, &self.batch, &mut self.memory);
-        let tapped = self.drafters.head.as_ref().map_or(&[][..], |d| d.taps());
+        let tapped = self.drafters.taps();
         let media = draft::media(b, batch, &self.embeddings);
         let media: Vec<&Tensor> = media.iter().collect();
         let mut made = b.step(key, batch, &media, &mut |media| {
-            let mut taps = Taps::new(tapped);
+            let mut taps = Taps::new(&tapped);
             let inputs = target.inputs(b, batch, media);
             let hidden = target.forward_inputs(b, inputs, batch, memory, &mut taps);
             let logits = all.then(|| target.logits(b, &hidden));
@@ -464,19 +458,19 @@ impl Speculator {
         }
     }
 
-    /// Lets the drafters see the rows that stay, and guess. Returns the longest drafts.
+    /// Lets the drafters see the rows that stay, and guess. Returns the longest drafts, and the time of each head.
     fn draft(
         &mut self,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
         verified: &Verified,
-    ) -> Result<Longest, DeviceError> {
+    ) -> Result<(Longest, HeadTimes), DeviceError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
             stream.draft_probs.clear();
             stream.n_asked = 0;
         }
-        let longest = self.guess(streams, rows, verified)?;
+        let guessed = self.guess(streams, rows, verified)?;
         for (stream, rows) in streams.iter_mut().zip(rows) {
             let speculates = stream.options.draft.max() > 0 && stream.finish.is_none();
             if rows.chooses && speculates {
@@ -485,93 +479,7 @@ impl Speculator {
                 stream.fit_draft(room, rejects);
             }
         }
-        Ok(longest)
-    }
-
-    /// Has the drafters guess. Returns the longest drafts.
-    fn guess(
-        &mut self,
-        streams: &mut [&mut Stream],
-        rows: &[StreamRows],
-        verified: &Verified,
-    ) -> Result<Longest, DeviceError> {
-        let context = self.memory.size().context;
-        if self.drafters.copies {
-            for (stream, rows) in streams.iter_mut().zip(rows) {
-                stream.look_up_copy(rows.chooses, context);
-            }
-        } else if self.drafters.head.is_none() {
-            return Ok(Longest::default());
-        }
-        let limits = self.draft_limits(streams, rows);
-        let longest = Longest::of(limits.iter().map(|limit| limit.plan));
-        let mut readers = Vec::with_capacity(streams.len());
-        let mut requests: Vec<DraftRequest<'_>> = Vec::with_capacity(streams.len());
-        for (i, (stream, rows)) in streams.iter_mut().zip(rows).enumerate() {
-            // A text that the head never drafts for need not be read, nor one without a pending
-            // token. One that has ended is: another text may go on from its rows.
-            let is_fault = stream.finish.is_some_and(Finish::is_fault);
-            if stream.options.draft.max() == 0 || is_fault {
-                continue;
-            }
-            stream.stats.held_back += u64::from(limits[i].is_held_back);
-            let Plan { guesser, tokens } = limits[i].plan;
-            stream.n_asked = tokens;
-            let limit = stream.begin_draft(tokens, stream.draft_room(context));
-            stream.guesser = guesser;
-            if guesser == Guesser::Ngram {
-                let copy = stream.ngrams.draft(&stream.given, limit);
-                stream.take_draft(copy);
-            }
-            let n_kept = stream.state.sequence.len() - rows.n_before;
-            let kept = rows.first..rows.first + n_kept;
-            if !stream.is_read() {
-                continue;
-            }
-            let rejects = stream.rejects();
-            let of_head = if guesser == Guesser::Head { limit } else { 0 };
-            if let Some(request) = stream.draft_request(kept, of_head, rejects) {
-                readers.push(i);
-                requests.push(request);
-            }
-        }
-        let (Some(head), false) = (&mut self.drafters.head, requests.is_empty()) else {
-            return Ok(longest);
-        };
-        let target = TargetView {
-            b: &*self.b,
-            model: &*self.target,
-            memory: &self.memory,
-            taps: &verified.taps,
-        };
-        let drafts = head.draft(target, &verified.hidden, &mut requests);
-        self.b.finish()?;
-        for (i, draft) in readers.into_iter().zip(drafts) {
-            if limits[i].plan.guesser == Guesser::Head {
-                streams[i].take_draft(draft);
-            }
-        }
-        Ok(longest)
-    }
-
-    /// How many tokens each stream may be drafted for, and by whom: none once it has ended.
-    fn draft_limits(&self, streams: &[&mut Stream], rows: &[StreamRows]) -> Vec<DraftLimit> {
-        let context = self.memory.size().context;
-        let has_head = self.drafters.head.is_some();
-        let going: Vec<usize> = (0..streams.len())
-            .filter(|&i| streams[i].finish.is_none())
-            .collect();
-        let input = |&i: &usize| streams[i].length_input(rows[i].chooses, context, has_head);
-        let inputs: Vec<LengthInput<'_>> = going.iter().map(input).collect();
-        let mut limits = vec![DraftLimit::default(); streams.len()];
-        let plans = self.lengths.choose(&inputs);
-        for ((&i, input), plan) in going.iter().zip(&inputs).zip(plans) {
-            limits[i] = DraftLimit {
-                plan,
-                is_held_back: input.could_draft() && plan.tokens == 0,
-            };
-        }
-        limits
+        Ok(guessed)
     }
 
     /// Books what the round has cost and brought, and adds new tokens to the prefix index.
@@ -581,8 +489,7 @@ impl Speculator {
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
         longest: Longest,
-        verify: Duration,
-        draft: Duration,
+        (verify, draft, by_head): (Duration, Duration, HeadTimes),
     ) {
         for (stream, rows) in streams.iter_mut().zip(rows) {
             let emitted = rows.emitted(stream).iter();
@@ -605,6 +512,7 @@ impl Speculator {
             drafts: longest,
             verify,
             draft,
+            by_head,
         };
         self.lengths.took(&cost);
         for (stream, rows) in streams.iter_mut().zip(rows) {

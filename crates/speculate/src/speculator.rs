@@ -1,9 +1,9 @@
-//! A target, its drafter, and what they remember.
+//! A target, its drafters, and what they remember.
 
 use crate::accept::Accept;
-use crate::draft::{DraftState, Drafters, NGRAM};
+use crate::draft::Drafters;
 use crate::kept::Kept;
-use crate::length::{Guesser, Lengths};
+use crate::length::Lengths;
 use crate::prompt::Prompt;
 use crate::sample::Scratch;
 use crate::saved::Restoring;
@@ -15,7 +15,7 @@ use cache::{Memory, MemoryFull, MemoryPlan, MemorySize, PrefixIndex, RowKey};
 use models::Target;
 use std::sync::Arc;
 
-/// A target, its drafter, and what they remember.
+/// A target, its drafters, and what they remember.
 pub struct Speculator {
     pub(crate) b: Arc<dyn Backend>,
     pub(crate) target: Box<dyn Target>,
@@ -83,27 +83,27 @@ impl Speculator {
         &self.memory
     }
 
-    /// The drafter's name, if there is one: the head's, if n-grams guess beside it.
+    /// The drafter's name, if there is one: the first head's, whoever guesses beside it.
     pub fn drafter(&self) -> Option<&'static str> {
-        self.drafters.name()
+        self.drafters().first().copied()
     }
 
     /// Whether a drafter with a model of its own may guess, so that a round spends time on drafting.
     pub fn has_head(&self) -> bool {
-        self.drafters.head.is_some()
+        self.n_heads() > 0
     }
 
-    /// The names of all that may guess: the head's, then that of n-grams.
+    /// The names of all that may guess: of the heads, by their numbers, then that of n-grams.
     pub fn drafters(&self) -> Vec<&'static str> {
-        let head = self.drafters.head.as_ref().map(|head| head.name());
-        let names = Guesser::ALL.map(|guesser| match guesser {
-            Guesser::Head => head,
-            Guesser::Ngram => self.drafters.copies.then_some(NGRAM),
-        });
-        names.into_iter().flatten().collect()
+        self.drafters.names()
     }
 
-    /// Lets the n-grams of each text guess from now on, beside the head if there is one.
+    /// Heads that may guess.
+    pub fn n_heads(&self) -> usize {
+        self.drafters.heads.len()
+    }
+
+    /// Lets the n-grams of each text guess from now on, beside the heads if there are any.
     pub fn add_ngrams(&mut self) {
         self.drafters.copies = true;
     }
@@ -180,13 +180,9 @@ impl Speculator {
     /// and then the snapshots of `running` ones.
     pub(crate) fn fresh_state(&mut self, running: &[&Stream]) -> Result<StreamState, MemoryFull> {
         let sequence = self.with_room(None, running, |this| this.memory.open())?;
-        let draft = self.draft_state()?;
-        Ok(StreamState { sequence, draft })
-    }
-
-    /// An empty state of the head, if there is one.
-    fn draft_state(&self) -> Result<Option<Box<dyn DraftState>>, MemoryFull> {
-        self.drafters.head.as_ref().map(|d| d.state()).transpose()
+        let heads = self.drafters.heads.iter().map(|head| head.state());
+        let heads = heads.collect::<Result<_, _>>()?;
+        Ok(StreamState { sequence, heads })
     }
 
     /// Checks what [`Speculator::open`] says of prompts.

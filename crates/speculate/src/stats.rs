@@ -57,7 +57,7 @@ pub struct Stats {
 impl Stats {
     /// What `guesser` has guessed.
     pub fn guesses(&self, guesser: Guesser) -> Guesses {
-        self.by_guesser[guesser as usize]
+        self.by_guesser[guesser.index()]
     }
 
     /// Tokens drafted.
@@ -95,7 +95,7 @@ impl Stats {
 
     /// Notes that the draft of a round began with `n_guessed` tokens of `guesser`, `n_accepted` of which stayed.
     pub(crate) fn count_guesses(&mut self, guesser: Guesser, n_guessed: usize, n_accepted: usize) {
-        let of = &mut self.by_guesser[guesser as usize];
+        let of = &mut self.by_guesser[guesser.index()];
         of.rounds += u64::from(n_guessed > 0);
         of.drafted += n_guessed as u64;
         of.accepted += n_accepted as u64;

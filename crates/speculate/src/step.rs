@@ -3,7 +3,7 @@
 //! Numbers only, never a token. What is written and how long drafts are does not depend on whether
 //! steps are watched.
 
-use crate::length::{DraftInput, Expectation, Guesser, Longest};
+use crate::length::{DraftInput, Expectation, HeadTimes, Longest};
 use crate::round::StreamRows;
 use crate::speculator::Speculator;
 use crate::stream::Stream;
@@ -18,8 +18,10 @@ pub struct StepRecord {
     pub drafts: Longest,
     /// Time of the target, choosing included.
     pub verify: Duration,
-    /// Time of the drafter.
+    /// Time of drafting.
     pub draft: Duration,
+    /// Time of each head therein.
+    pub by_head: HeadTimes,
     /// What the step was expected to bring and to take; no times where a stream ran rows of its
     /// prompt, since such steps are not comparable.
     pub expected: Expectation,
@@ -115,9 +117,9 @@ impl Speculator {
             return None;
         }
         let most = self.memory.size().context;
-        let has_head = self.drafters.head.is_some();
+        let (n_heads, names) = (self.n_heads(), self.drafters());
         let drafts = streams.iter().zip(rows).map(|(stream, rows)| DraftInput {
-            input: stream.length_input(rows.chooses, most, has_head),
+            input: stream.length_input(rows.chooses, most, n_heads),
             guesser: stream.guesser,
             drafted: rows.n_drafted,
             guessed: stream.n_guessed,
@@ -150,7 +152,7 @@ impl Speculator {
                     accepted: 0,
                     emitted: 0,
                     drafter: match rows.n_drafted > forced {
-                        true => stream.guesser.name(self.drafter()),
+                        true => stream.guesser.name(&names),
                         false => None,
                     },
                     is_held_back: false,
@@ -170,7 +172,7 @@ impl Speculator {
         let room = stream.draft_room(self.memory.size().context);
         let most = room.min(stream.options.draft.max());
         let copied = stream.ngrams.copy().map_or(0, |(_, copy)| copy.len());
-        let has_head = self.drafters.head.is_some() && stream.guessers.has(Guesser::Head);
+        let has_head = stream.guessers.among(self.n_heads()).n_heads() > 0;
         let is_less = !has_head && copied < most;
         is_less.then_some(copied)
     }
@@ -182,7 +184,7 @@ impl Speculator {
         before: Option<Before>,
         streams: &[&mut Stream],
         rows: &[StreamRows],
-        (drafts, verify, draft): (Longest, Duration, Duration),
+        (drafts, verify, draft, by_head): (Longest, Duration, Duration, HeadTimes),
     ) {
         let Some(Before {
             streams: of_streams,
@@ -211,6 +213,7 @@ impl Speculator {
             drafts,
             verify,
             draft,
+            by_head,
             expected,
             streams: streams.collect(),
         });

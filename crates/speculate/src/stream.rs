@@ -68,48 +68,45 @@ impl StreamOptions {
 pub(crate) struct StreamState {
     /// The target's keys, values and recurrent state.
     pub(crate) sequence: Sequence,
-    /// What the drafter remembers, if there is a drafter.
-    pub(crate) draft: Option<Box<dyn DraftState>>,
+    /// What each head remembers.
+    pub(crate) heads: Vec<Box<dyn DraftState>>,
 }
 
 impl StreamState {
     /// The most rows, `rows` at most, that [`StreamState::fork`] can share. Where drafts are
-    /// wanted (`drafts`), the drafter has learned all of them.
+    /// wanted (`drafts`), the heads have learned all of them.
     pub(crate) fn forkable(&self, memory: &Memory, rows: usize, drafts: bool) -> usize {
-        let draft = self.draft.as_ref().filter(|_| drafts);
+        let heads = if drafts { &self.heads[..] } else { &[] };
         settle(
             rows,
             |rows| memory.forkable(&self.sequence, rows),
-            |rows| draft.map_or(rows, |draft| draft.forkable(rows)),
+            |rows| heads.iter().fold(rows, |rows, head| head.forkable(rows)),
         )
     }
 
     /// Ends the text: the state is only forked and cut from now on.
     pub(crate) fn keep(&mut self, memory: &mut Memory) {
         memory.keep(&mut self.sequence);
-        if let Some(draft) = &mut self.draft {
-            draft.keep();
-        }
+        self.heads.iter_mut().for_each(|head| head.keep());
     }
 
     /// Whether whoever could go on from `part`, the state of a text that this one begins with, can
     /// as well go on from here.
     pub(crate) fn has_all_of(&self, memory: &Memory, part: &StreamState) -> bool {
         let rows = part.sequence.len();
-        let learned = part.draft.as_ref().map_or(0, |draft| draft.forkable(rows));
         let mut theirs = part.sequence.snapshots().iter().filter(|s| !s.is_freed());
         let own = self.sequence.snapshots();
         theirs.all(|s| own.iter().any(|own| Arc::ptr_eq(own, s)))
             && memory.forkable(&self.sequence, rows) >= memory.forkable(&part.sequence, rows)
-            && self.draft.as_ref().map_or(0, |draft| draft.forkable(rows)) >= learned
+            && self.heads.len() == part.heads.len()
+            && (self.heads.iter().zip(&part.heads))
+                .all(|(own, theirs)| own.forkable(rows) >= theirs.forkable(rows))
     }
 
     /// Has the state of an ended text forget all rows from row `rows` on.
     pub(crate) fn cut(&mut self, memory: &mut Memory, rows: usize) {
         memory.cut(&mut self.sequence, rows);
-        if let Some(draft) = &mut self.draft {
-            draft.cut(rows);
-        }
+        self.heads.iter_mut().for_each(|head| head.cut(rows));
     }
 
     /// The state of another text that begins with the same `rows` rows.
@@ -123,11 +120,11 @@ impl StreamState {
         memory: &mut Memory,
         rows: usize,
     ) -> Result<StreamState, MemoryFull> {
-        let draft = self.draft.as_ref();
-        let draft = draft.map(|draft| draft.fork(b, draft.forkable(rows)));
+        let heads = self.heads.iter();
+        let heads = heads.map(|head| head.fork(b, head.forkable(rows)));
         Ok(StreamState {
+            heads: heads.collect::<Result<_, _>>()?,
             sequence: memory.fork(b, &self.sequence, rows)?,
-            draft: draft.transpose()?,
         })
     }
 }
@@ -175,6 +172,8 @@ pub struct Stream {
     pub(crate) accept: Accept,
     /// Who may guess.
     pub(crate) guessers: Guessers,
+    /// Who is to guess wherever it can.
+    pinned: Option<Guesser>,
     /// The text's n-grams, where these may guess.
     pub(crate) ngrams: Ngrams,
     /// Who has guessed the draft.
@@ -251,6 +250,7 @@ impl Stream {
             given: Vec::new(),
             accept: Accept::default(),
             guessers: Guessers::default(),
+            pinned: None,
             ngrams: Ngrams::default(),
             guesser: Guesser::default(),
             n_guessed: 0,
@@ -350,6 +350,12 @@ impl Stream {
         self.guessers = guessers;
     }
 
+    /// Has `guesser` make the next drafts wherever it can, instead of whoever promises most; none leaves
+    /// that to what rounds cost and bring.
+    pub fn draft_by(&mut self, guesser: Option<Guesser>) {
+        self.pinned = guesser;
+    }
+
     /// Decides by `accept`, instead of by the [`Speculator`](crate::Speculator)'s own rule, which of the stream's
     /// drafted tokens stay. Call it before the stream's first round.
     pub fn accept_by(&mut self, accept: Accept) {
@@ -366,9 +372,9 @@ impl Stream {
         self.accept() == Accept::Residual
     }
 
-    /// Whether the head reads the stream's rows: it may guess for it.
-    pub(crate) fn is_read(&self) -> bool {
-        self.options.draft.max() > 0 && self.guessers.has(Guesser::Head)
+    /// Whether `head` reads the stream's rows: it may guess for it.
+    pub(crate) fn is_read_by(&self, head: usize) -> bool {
+        self.options.draft.max() > 0 && self.guessers.has(Guesser::Head(head))
     }
 
     /// Looks up what its n-grams propose as the next draft, if the text is to go on from here
@@ -382,21 +388,22 @@ impl Stream {
         }
     }
 
-    /// What the length of the next draft depends on; there is room for none while the
-    /// prompt has not ended.
+    /// What the length of the next draft depends on, of a model with so many heads; there is room for none
+    /// while the prompt has not ended.
     pub(crate) fn length_input(
         &self,
         prompt_ended: bool,
         context: usize,
-        has_head: bool,
+        n_heads: usize,
     ) -> LengthInput<'_> {
         let copy = self.ngrams.copy().map(|(matched, tokens)| Copy {
             matched,
             tokens: tokens.len(),
         });
         LengthInput {
-            has_head: has_head && self.guessers.has(Guesser::Head),
+            heads: self.guessers.among(n_heads),
             copy,
+            pinned: self.pinned,
             ledger: &self.ledger,
             wish: self.options.draft,
             room: if prompt_ended {
@@ -476,17 +483,18 @@ impl Stream {
         }
     }
 
-    /// The wish for a draft of at most `limit` tokens after rows `kept` of the batch, if there
-    /// is a drafter. Residual acceptance wants the draft_probs of the draft's tokens.
+    /// The wish for a draft of at most `limit` tokens by `head` after rows `kept` of the batch, if there
+    /// is such a head. Residual acceptance wants the draft_probs of the draft's tokens.
     pub(crate) fn draft_request(
         &mut self,
+        head: usize,
         kept: Range<usize>,
         limit: usize,
         wants_draft_probs: bool,
     ) -> Option<DraftRequest<'_>> {
         Some(DraftRequest {
             sequence: &self.state.sequence,
-            state: &mut **self.state.draft.as_mut()?,
+            state: &mut **self.state.heads.get_mut(head)?,
             tokens: &self.tokens,
             spans: &self.spans,
             kept,

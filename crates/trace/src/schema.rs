@@ -111,6 +111,9 @@ pub struct Round {
         serialize_with = "short_if_any"
     )]
     pub delivery_wait_ms: Option<f64>,
+    /// What each head did therein, in the order of the model's drafters; empty where there are fewer than two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub heads: Vec<HeadRound>,
     /// Milliseconds that the length chooser expected of such a round; absent in prefill, and where
     /// it had nothing to go by.
     #[serde(
@@ -131,6 +134,17 @@ pub struct Round {
     pub plain: Option<Known>,
     /// What the round did for each request in it.
     pub streams: Vec<StreamRound>,
+}
+
+/// What one of several heads did after the rows of a round: it drafted, or read what others had written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HeadRound {
+    /// The longest draft that it was asked for.
+    pub asked: usize,
+    /// Milliseconds that it took.
+    #[serde(serialize_with = "short")]
+    pub ms: f64,
 }
 
 /// How a time is known.
@@ -291,12 +305,13 @@ impl Round {
             t_ms,
             prefill,
             rows: step.rows,
-            draft_asked: step.drafts.guessed,
+            draft_asked: step.drafts.guessed(),
             copy_asked: step.drafts.copied,
             verify_ms,
             draft_ms,
             delivery_ms: None,
             delivery_wait_ms: None,
+            heads: heads(step),
             expected_ms: expected.ms,
             plain_ms: expected.plain_ms,
             plain: expected.plain_ms.map(|_| match measured {
@@ -315,6 +330,17 @@ impl Round {
                 .collect(),
         }
     }
+}
+
+/// What each head did in `step`, if there are several.
+fn heads(step: &StepRecord) -> Vec<HeadRound> {
+    let heads = step.by_head.iter().zip(step.drafts.by_head);
+    let heads = heads.map_while(|(time, asked)| {
+        let ms = time.as_ref()?.as_secs_f64() * 1e3;
+        Some(HeadRound { asked, ms })
+    });
+    let all: Vec<HeadRound> = heads.collect();
+    if all.len() < 2 { Vec::new() } else { all }
 }
 
 impl StreamRound {
@@ -365,7 +391,8 @@ fn shortened(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use speculate::length::{Expectation, Longest};
+    use speculate::Guesser;
+    use speculate::length::{Expectation, HeadTimes, Longest};
 
     fn step() -> StepRecord {
         let stream = StreamStep {
@@ -386,12 +413,10 @@ mod tests {
         };
         StepRecord {
             rows: 6,
-            drafts: Longest {
-                guessed: 2,
-                copied: 0,
-            },
+            drafts: Longest::by(Guesser::HEAD, 2),
             verify: Duration::from_micros(14_000),
             draft: Duration::from_micros(1500),
+            by_head: HeadTimes::default(),
             expected: Expectation {
                 tokens: vec![2.75, 1.5],
                 ms: Some(15.25),

@@ -209,7 +209,7 @@ fn write_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::read::Trace;
-    use speculate::length::{Expectation, Longest};
+    use speculate::length::{Expectation, HeadTimes, Longest};
     use std::sync::Condvar;
     use std::time::Duration;
 
@@ -272,6 +272,7 @@ mod tests {
             drafts: Longest::default(),
             verify: Duration::from_millis(4),
             draft: Duration::from_millis(1),
+            by_head: HeadTimes::default(),
             expected: Expectation::default(),
             streams: Vec::new(),
         }

@@ -85,8 +85,9 @@ fn draft_help() -> String {
     let (last, rest) = placed.split_last().expect("some drafter has a head");
     format!(
         "Drafter that guesses tokens ahead: auto, none, {}, or {} or {last}, where PATH may also be \
-         ORG/NAME; with +ngram after one of these, as in mtp+ngram, repetitions are copied where \
-         that promises more, which auto does by itself",
+         ORG/NAME; heads of different kinds can be joined by +, as in mtp+model:PATH, of which the \
+         one drafts that promises most; with +ngram after these, as in mtp+ngram, repetitions are \
+         copied where that promises more, which auto does by itself",
         alone.collect::<Vec<_>>().join(", "),
         rest.join(", ")
     )

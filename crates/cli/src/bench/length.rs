@@ -28,7 +28,7 @@ impl BenchLength {
         match self {
             BenchLength::Fixed(n) => {
                 let first = info.drafter.and_then(|name| info.guesser(name));
-                let first = first.unwrap_or(Guesser::Head);
+                let first = first.unwrap_or(Guesser::HEAD);
                 (Some(DraftLength::Fixed(n)), Guessers::from_iter([first]))
             }
             BenchLength::Auto => (None, Guessers::default()),

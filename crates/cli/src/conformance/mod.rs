@@ -211,6 +211,11 @@ fn name_of(choice: &DraftChoice) -> String {
     match choice {
         DraftChoice::Named(name, _) => (*name).to_owned(),
         DraftChoice::WithNgrams(name, _) => format!("{name}+ngram"),
+        DraftChoice::Several { heads, ngrams } => {
+            let mut names: Vec<&str> = heads.iter().map(|(name, _)| *name).collect();
+            names.extend(ngrams.then_some("ngram"));
+            names.join("+")
+        }
         DraftChoice::Auto | DraftChoice::None => String::new(),
     }
 }
@@ -224,19 +229,21 @@ struct Key {
 impl Key {
     /// The key of a drafter that is asked for by name.
     fn of(choice: &DraftChoice) -> Option<Key> {
-        let (DraftChoice::Named(_, source) | DraftChoice::WithNgrams(_, source)) = choice else {
-            return None;
-        };
-        let place = source.as_ref().map(|source| match source {
+        let place = |source: &Source| match source {
             Source::Folder(path) => {
                 let whole = path.canonicalize();
                 whole.as_ref().unwrap_or(path).display().to_string()
             }
             Source::Files(files) => files.name.clone(),
-        });
-        Some(Key {
+        };
+        let named = choice.named();
+        let places: Vec<String> = named
+            .iter()
+            .filter_map(|(_, source)| source.map(place))
+            .collect();
+        (!named.is_empty()).then(|| Key {
             name: name_of(choice),
-            place,
+            place: (!places.is_empty()).then(|| places.join("+")),
         })
     }
 

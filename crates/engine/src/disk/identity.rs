@@ -14,9 +14,9 @@ pub(crate) struct Parts<'a> {
     pub(crate) target: &'a str,
     /// How its weights are quantized while they are loaded.
     pub(crate) quantize: String,
-    /// The name of the drafter.
-    pub(crate) drafter: Option<&'static str>,
-    /// The content hash of the drafter's checkpoint, where it has one of its own.
+    /// The names of the heads, or of another drafter.
+    pub(crate) drafter: Option<String>,
+    /// The content hashes of the heads' checkpoints, where they have their own.
     pub(crate) drafter_hash: Option<&'a str>,
     /// The formats of keys and values.
     pub(crate) kv_format: &'a str,
@@ -52,7 +52,7 @@ mod tests {
         let parts = || Parts {
             target: "t",
             quantize: "none".into(),
-            drafter: Some("mtp"),
+            drafter: Some("mtp".into()),
             drafter_hash: Some("d"),
             kv_format: "bf16",
             device: "cpu".into(),

@@ -40,7 +40,7 @@ fn load(
     };
     let (plan, memory) = pair.head_memory(head.plan())?;
     let found = Found {
-        plan: Some(plan),
+        plans: vec![plan],
         ..Found::head(
             Box::new(Block::new(head, memory)),
             found,

@@ -79,45 +79,78 @@ pub(crate) fn head_of(architecture: &str) -> Option<&'static str> {
     head.map(|head| head.name)
 }
 
-/// What follows the name or the place of a head that has n-grams beside it.
-const WITH_NGRAMS: &str = "+ngram";
-
 impl FromStr for DraftChoice {
     type Err = String;
 
-    /// Reads `auto`, `none`, a drafter's name, or `NAME:PATH` with the place of its head; `+ngram` may follow
-    /// those with a head.
+    /// Reads `auto`, `none`, a drafter's name, or `NAME:PATH` with the place of its head. Those with heads may be
+    /// joined by `+`, one of each kind, and `+ngram` may follow them.
     fn from_str(s: &str) -> Result<Self, String> {
-        if let Some(head) = s.strip_suffix(WITH_NGRAMS)
-            && let Ok(DraftChoice::Named(name, source)) = head.parse()
-            && name != NGRAM
-        {
-            return Ok(DraftChoice::WithNgrams(name, source));
-        }
         match s {
             "auto" => return Ok(DraftChoice::Auto),
             "none" => return Ok(DraftChoice::None),
             _ => {}
         }
-        let (name, path) = match s.split_once(':') {
-            Some((name, path)) => (name, Some(path)),
-            None => (s, None),
-        };
-        let fits = |kind: &DrafterKind| {
-            kind.name == name
-                && match path {
-                    Some(path) => kind.takes_place && !path.is_empty(),
-                    None => kind.stands_alone,
-                }
-        };
-        let kind = drafter_kinds().find(fits);
-        let kind = kind.ok_or_else(|| {
+        let unknown = || {
             let known = choices().join(", ");
-            format!("`{s}` is not a drafter; known are {known}; {WITH_NGRAMS} may follow a head")
-        })?;
-        let source = path.map(|path| Source::Folder(path.into()));
-        Ok(DraftChoice::Named(kind.name, source))
+            format!(
+                "`{s}` is not a drafter; known are {known}; heads of different kinds may be joined by +, \
+                 and +{NGRAM} may follow a head"
+            )
+        };
+        let all: Option<Vec<_>> = joined(s).into_iter().map(named).collect();
+        let mut all = all.ok_or_else(unknown)?;
+        let ngrams = all.len() > 1 && all.pop_if(|(name, _)| *name == NGRAM).is_some();
+        let is_twice = |name: &str| all.iter().filter(|(other, _)| *other == name).count() > 1;
+        if all.len() > 1 && all.iter().any(|(name, _)| *name == NGRAM || is_twice(name)) {
+            return Err(unknown());
+        }
+        Ok(match (all.len(), ngrams) {
+            (1, _) => {
+                let (name, source) = all.remove(0);
+                match ngrams {
+                    true if name == NGRAM => return Err(unknown()),
+                    true => DraftChoice::WithNgrams(name, source),
+                    false => DraftChoice::Named(name, source),
+                }
+            }
+            (_, ngrams) => DraftChoice::Several { heads: all, ngrams },
+        })
     }
+}
+
+/// The parts of `s` that are joined by `+`: a drafter's name follows each, for places may have a `+`, too.
+fn joined(s: &str) -> Vec<&str> {
+    let begins_drafter = |rest: &str| {
+        let name = rest.split([':', '+']).next().unwrap_or_default();
+        drafter_kinds().any(|kind| kind.name == name)
+    };
+    let mut parts = Vec::new();
+    let mut first = 0;
+    for (at, _) in s.match_indices('+') {
+        if begins_drafter(&s[at + 1..]) {
+            parts.push(&s[first..at]);
+            first = at + 1;
+        }
+    }
+    parts.push(&s[first..]);
+    parts
+}
+
+/// The drafter that `s` names, and the place of its head if it says one.
+fn named(s: &str) -> Option<(&'static str, Option<Source>)> {
+    let (name, path) = match s.split_once(':') {
+        Some((name, path)) => (name, Some(path)),
+        None => (s, None),
+    };
+    let fits = |kind: &DrafterKind| {
+        kind.name == name
+            && match path {
+                Some(path) => kind.takes_place && !path.is_empty(),
+                None => kind.stands_alone,
+            }
+    };
+    let kind = drafter_kinds().find(fits)?;
+    Some((kind.name, path.map(|path| Source::Folder(path.into()))))
 }
 
 /// What a [`DraftChoice`] can be read from.
@@ -150,18 +183,48 @@ pub(crate) fn find(pair: &mut Pairing<'_>) -> Result<Found, EngineError> {
         _ if options.draft_max == 0 => Ok(Found::new(Drafters::none(), DrafterReason::NoLength)),
         DraftChoice::None => Ok(Found::new(Drafters::none(), DrafterReason::NotAsked)),
         DraftChoice::Auto => Search::new(pair).best(),
-        DraftChoice::Named(name, source) | DraftChoice::WithNgrams(name, source) => {
-            if *name == NGRAM {
-                let reason = DrafterReason::Asked { drafter: NGRAM };
-                return Ok(Found::new(Drafters::ngrams(), reason));
-            }
-            let kind = HEADS.iter().find(|kind| kind.name == *name);
-            let kind = kind.ok_or(EngineError::UnknownDrafter { name })?;
-            match source {
-                Some(source) => at(pair, kind, source),
-                None => Search::new(pair).named(kind),
-            }
+        choice => all_of(pair, &choice.named()),
+    }
+}
+
+/// The drafters called so, each with the head at its source.
+fn all_of(
+    pair: &mut Pairing<'_>,
+    named: &[(&'static str, Option<&Source>)],
+) -> Result<Found, EngineError> {
+    let mut all: Option<Found> = None;
+    for &(name, source) in named {
+        if all.is_some() && name == NGRAM || named.iter().filter(|n| n.0 == name).count() > 1 {
+            return Err(EngineError::DrafterTwice { name });
         }
+        let found = one(pair, name, source)?;
+        pair.beside.extend(found.plans.iter().cloned());
+        let weights = if pair.mapped { 0 } else { found.weight_bytes };
+        pair.budget = pair.budget.beside(weights);
+        all = Some(match all {
+            None => found,
+            Some(all) => all.and(name, found),
+        });
+    }
+    let none = || Found::new(Drafters::none(), DrafterReason::NotAsked);
+    Ok(all.unwrap_or_else(none))
+}
+
+/// The drafter called `name`, with the head at `source`, or wherever it is found.
+fn one(
+    pair: &mut Pairing<'_>,
+    name: &'static str,
+    source: Option<&Source>,
+) -> Result<Found, EngineError> {
+    if name == NGRAM {
+        let reason = DrafterReason::Asked { drafter: NGRAM };
+        return Ok(Found::new(Drafters::ngrams(), reason));
+    }
+    let kind = HEADS.iter().find(|kind| kind.name == name);
+    let kind = kind.ok_or(EngineError::UnknownDrafter { name })?;
+    match source {
+        Some(source) => at(pair, kind, source),
+        None => Search::new(pair).named(kind),
     }
 }
 
@@ -373,8 +436,45 @@ mod tests {
             read("eagle3:a+b+ngram"),
             Ok(DraftChoice::WithNgrams("eagle3", Some(Source::Folder(path)))) if path.ends_with("a+b")
         ));
+        for (s, wanted, with_ngrams) in [
+            (
+                "mtp+eagle3:a+b",
+                vec![("mtp", None), ("eagle3", Some("a+b"))],
+                false,
+            ),
+            (
+                "assistant:A+model:B+mtpx+dspark:c:d+ngram",
+                vec![
+                    ("assistant", Some("A")),
+                    ("model", Some("B+mtpx")),
+                    ("dspark", Some("c:d")),
+                ],
+                true,
+            ),
+        ] {
+            let Ok(DraftChoice::Several { heads, ngrams }) = read(s) else {
+                panic!("{s}");
+            };
+            assert_eq!(ngrams, with_ngrams, "{s}");
+            let heads: Vec<_> = heads
+                .iter()
+                .map(|(name, source)| {
+                    let place = source.as_ref().map(|source| match source {
+                        Source::Folder(path) => path.to_str().unwrap(),
+                        Source::Files(_) => panic!("no files were named"),
+                    });
+                    (*name, place)
+                })
+                .collect();
+            assert_eq!(heads, wanted, "{s}");
+        }
         for wrong in [
             "",
+            "mtp+mtp:x",
+            "mtp+dspark",
+            "ngram+mtp",
+            "mtp+ngram+eagle3:x",
+            "model:a+none+mtp+auto",
             "oracle",
             "eagle3",
             "eagle3:",
@@ -386,7 +486,7 @@ mod tests {
             "+ngram",
         ] {
             let error = read(wrong).err().unwrap_or_else(|| panic!("{wrong}"));
-            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, dflash:PATH, dspark:PATH, model:PATH, ngram; +ngram may follow a head";
+            let known = "known are auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, dflash:PATH, dspark:PATH, model:PATH, ngram; heads of different kinds may be joined by +, and +ngram may follow a head";
             assert!(error.ends_with(known), "{error}");
         }
     }

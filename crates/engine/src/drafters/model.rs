@@ -3,7 +3,7 @@
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place, fits};
 use crate::error::{EngineError, FoundHead, MissingHead};
 use crate::footprint::Planned;
-use crate::options::{DraftChoice, LoadOptions};
+use crate::options::LoadOptions;
 use crate::reason::Placement;
 use crate::source::{Source, quantized};
 use backend::Backend;
@@ -35,11 +35,10 @@ pub(crate) struct Outlook {
 /// open that depends on it: where weights are, or how much requests remember. Its weights stay in their files
 /// for that, where the device can do so, which costs next to nothing.
 pub(crate) fn outlook(b: &dyn Backend, options: &LoadOptions) -> Option<Outlook> {
-    let (DraftChoice::Named(MODEL, Some(source)) | DraftChoice::WithNgrams(MODEL, Some(source))) =
-        &options.draft
-    else {
-        return None;
-    };
+    let named = options.draft.named().into_iter();
+    let source = named
+        .filter(|&(name, _)| name == MODEL)
+        .find_map(|(_, source)| source)?;
     let is_open = matches!(options.weights, Placement::Auto(_))
         && options.quantize.is_none()
         && b.capabilities().mapped_weights;
@@ -92,7 +91,7 @@ fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> 
     };
     let scored = (vocab < target_vocab).then_some(vocab);
     let mut found = Found {
-        plan: Some(plan),
+        plans: vec![plan],
         ..Found::head(Box::new(drafter), found, None, scored, target_vocab)
     };
     let warnings = &mut found.preflight.warnings;

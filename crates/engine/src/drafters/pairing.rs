@@ -58,16 +58,32 @@ pub(crate) enum Place<'a> {
 pub(crate) struct Found {
     pub(crate) drafters: Drafters,
     pub(crate) reason: DrafterReason,
-    /// What the drafter remembers, if it has a memory.
-    pub(crate) plan: Option<Planned>,
+    /// What the drafters remember that have memories.
+    pub(crate) plans: Vec<Planned>,
+    /// Vocabulary entries that the first one scores, unless all.
+    pub(crate) shortlist: Option<usize>,
+    /// Bytes of their own checkpoints.
+    pub(crate) weight_bytes: u64,
+    /// Tensors of their own checkpoints that nothing has read.
+    pub(crate) unused: Vec<String>,
+    /// What is known of the first head.
+    pub(crate) preflight: Preflight,
+    /// What is known of the other heads.
+    pub(crate) others: Vec<OtherHead>,
+}
+
+/// What is known of a head beside the first one.
+pub(crate) struct OtherHead {
+    /// The drafter's name.
+    pub(crate) name: &'static str,
+    /// What the head is, and where it was found.
+    pub(crate) origin: String,
     /// Vocabulary entries that it scores, unless all.
     pub(crate) shortlist: Option<usize>,
-    /// Bytes of its own checkpoint.
-    pub(crate) weight_bytes: u64,
-    /// Tensors of its own checkpoint that nothing has read.
-    pub(crate) unused: Vec<String>,
-    /// What is known of the head.
-    pub(crate) preflight: Preflight,
+    /// Hash of its own checkpoint.
+    pub(crate) sha256: Option<String>,
+    /// Its tensors, counted.
+    pub(crate) census: Option<Census>,
 }
 
 impl Found {
@@ -76,12 +92,56 @@ impl Found {
         Found {
             drafters,
             reason,
-            plan: None,
+            plans: Vec::new(),
             shortlist: None,
             weight_bytes: 0,
             unused: Vec::new(),
             preflight: Preflight::default(),
+            others: Vec::new(),
         }
+    }
+
+    /// These drafters, and the head that `found` has, called `name`.
+    pub(crate) fn and(mut self, name: &'static str, found: Found) -> Found {
+        self.drafters = self.drafters.with(found.drafters);
+        self.plans.extend(found.plans);
+        self.weight_bytes += found.weight_bytes;
+        self.unused.extend(found.unused);
+        let Preflight {
+            drafter_sha256,
+            head,
+            norms,
+            warnings,
+            ..
+        } = found.preflight;
+        self.preflight.norms.extend(norms);
+        self.preflight.warnings.extend(warnings);
+        self.others.push(OtherHead {
+            name,
+            origin: found.reason.origin(),
+            shortlist: found.shortlist,
+            sha256: drafter_sha256,
+            census: head,
+        });
+        let first = self.reason;
+        self.reason = match first {
+            DrafterReason::Several(mut all) => {
+                all.push(found.reason);
+                DrafterReason::Several(all)
+            }
+            first => DrafterReason::Several(vec![first, found.reason]),
+        };
+        self
+    }
+
+    /// Hashes of the own checkpoints of all heads, of which `first` is the first one's; none if none has one.
+    pub(crate) fn hashes(&self, first: Option<&str>) -> Option<String> {
+        let others = self.others.iter().map(|other| other.sha256.as_deref());
+        let all: Vec<Option<&str>> = [first].into_iter().chain(others).collect();
+        all.iter().any(Option::is_some).then(|| {
+            let all: Vec<&str> = all.into_iter().map(Option::unwrap_or_default).collect();
+            all.join("+")
+        })
     }
 
     /// A `drafter` with a draft head.
@@ -122,6 +182,8 @@ pub(crate) struct Pairing<'a> {
     pub(crate) shortlist: Option<Vec<u32>>,
     pub(crate) size: MemorySize,
     pub(crate) budget: Budget,
+    /// What drafters remember that were found before.
+    pub(crate) beside: Vec<Planned>,
     pub(crate) hashes: &'a mut Hashes,
 }
 
@@ -138,7 +200,7 @@ impl Pairing<'_> {
         let drafter = Box::new(Chained::new(head, memory));
         let vocab_size = self.target.vocab_size();
         Ok(Found {
-            plan: Some(plan),
+            plans: vec![plan],
             ..Found::head(drafter, found, census, shortlist, vocab_size)
         })
     }
@@ -152,8 +214,10 @@ impl Pairing<'_> {
 
     /// The memory that is `planned` for a drafter, if it fits into `budget` beside the target's.
     pub(crate) fn memory(&self, planned: &Planned, budget: Budget) -> Result<Memory, TooLarge> {
-        let both = [Planned::target(self.target), planned.clone()];
-        budget.check(&both, &self.size)?;
+        let mut all = vec![Planned::target(self.target)];
+        all.extend(self.beside.iter().cloned());
+        all.push(planned.clone());
+        budget.check(&all, &self.size)?;
         let size = planned.size(&self.size);
         Ok(Memory::new(self.b, planned.plan().clone(), size))
     }

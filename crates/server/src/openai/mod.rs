@@ -239,7 +239,7 @@ impl Meta {
 
     /// What the rounds of `piece` did.
     fn trace<'a>(&self, piece: &'a Piece) -> Vec<trace::Round<'a>> {
-        trace::rounds(piece, self.app.engine.info().drafter)
+        trace::rounds(piece, &self.app.engine.info().drafters)
     }
 
     fn tokenizer(&self) -> &Tokenizer {

@@ -177,7 +177,7 @@ pub(crate) const HONORED: &[Known] = &[
     known(
         "speculation.drafters",
         Any,
-        "a list of those that may guess, of the drafters that `/v1/models` names, such as `[\"ngram\"]`",
+        "a list of those that may guess, of the drafters that `/v1/models` names, such as `[\"ngram\"]` or one of several heads",
     ),
     known(
         "speculation.accept",

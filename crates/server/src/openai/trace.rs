@@ -59,8 +59,8 @@ fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 
-/// The rounds of `piece`, whose guesses are those of `drafter` or of n-grams.
-pub(super) fn rounds<'a>(piece: &'a Piece, drafter: Option<&'static str>) -> Vec<Round<'a>> {
+/// The rounds of `piece`, whose guesses are those of `drafters`.
+pub(super) fn rounds<'a>(piece: &'a Piece, drafters: &[&'static str]) -> Vec<Round<'a>> {
     let round = |round: &'a RoundEvent| Round {
         round: round.number,
         drafted: round.drafted,
@@ -81,7 +81,7 @@ pub(super) fn rounds<'a>(piece: &'a Piece, drafter: Option<&'static str>) -> Vec
                     TokenSource::Guess(i, _) | TokenSource::Forced(i) => i + 1,
                 },
                 drafter: match token.source {
-                    TokenSource::Guess(_, guesser) => guesser.name(drafter),
+                    TokenSource::Guess(_, guesser) => guesser.name(drafters),
                     TokenSource::Target | TokenSource::Forced(_) => None,
                 },
                 forced: matches!(token.source, TokenSource::Forced(_)),

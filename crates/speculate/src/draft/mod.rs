@@ -33,6 +33,7 @@ pub(crate) use ngram::Ngrams;
 pub use ngram::{NGRAM, NGRAM_HELP};
 pub use state::{Derived, DraftState, NoState, SavedDraft};
 
+use crate::length::MAX_HEADS;
 use crate::prompt::Spans;
 use crate::sample::{History, Sampling, TokenProbs};
 use backend::{Backend, NO_TOKEN, Tensor};
@@ -40,11 +41,11 @@ use cache::{Memory, MemoryFull, Piece, Sequence};
 use models::Target;
 use stretch::Stretch;
 
-/// All who may guess for the texts of a model: a drafter with a model of its own, the n-grams of each
-/// text, or both, of which the likelier one guesses in each round.
+/// All who may guess for the texts of a model: heads, which are drafters with models of their own, and the n-grams
+/// of each text. In each round whoever promises most guesses for a text.
 #[derive(Default)]
 pub struct Drafters {
-    pub(crate) head: Option<Box<dyn Drafter>>,
+    pub(crate) heads: Vec<Box<dyn Drafter>>,
     pub(crate) copies: bool,
 }
 
@@ -61,10 +62,34 @@ impl Drafters {
 
     /// `head`, whose guesses depend on more than the text.
     pub fn head(head: Box<dyn Drafter>) -> Self {
-        Drafters {
-            head: Some(head),
-            copies: false,
-        }
+        Drafters::none().with_head(head)
+    }
+
+    /// `head`, too, after those that there are.
+    ///
+    /// # Panics
+    ///
+    /// If there are [`MAX_HEADS`] already.
+    #[must_use]
+    pub fn with_head(mut self, head: Box<dyn Drafter>) -> Self {
+        assert!(
+            self.heads.len() < MAX_HEADS,
+            "as many heads as there may be"
+        );
+        self.heads.push(head);
+        self
+    }
+
+    /// These, and the heads of `others` after their own; n-grams if either has them.
+    ///
+    /// # Panics
+    ///
+    /// If these are more than [`MAX_HEADS`] heads.
+    #[must_use]
+    pub fn with(self, others: Drafters) -> Self {
+        let copies = self.copies || others.copies;
+        let all = others.heads.into_iter().fold(self, Drafters::with_head);
+        Drafters { copies, ..all }
     }
 
     /// The n-grams of each text, too.
@@ -76,19 +101,22 @@ impl Drafters {
         }
     }
 
-    /// The name of the head; without one that of the n-grams, if these may guess.
-    pub fn name(&self) -> Option<&'static str> {
-        let head = self.head.as_ref().map(|head| head.name());
-        head.or(self.copies.then_some(NGRAM))
+    /// The names of all: of the heads, then of the n-grams if these may guess.
+    pub fn names(&self) -> Vec<&'static str> {
+        let heads = self.heads.iter().map(|head| head.name());
+        heads.chain(self.copies.then_some(NGRAM)).collect()
+    }
+
+    /// The layers of the target whose entering rows the heads read, one head after the other.
+    pub(crate) fn taps(&self) -> Vec<usize> {
+        let heads = self.heads.iter();
+        heads.flat_map(|head| head.taps()).copied().collect()
     }
 }
 
 impl From<Option<Box<dyn Drafter>>> for Drafters {
     fn from(head: Option<Box<dyn Drafter>>) -> Self {
-        Drafters {
-            head,
-            copies: false,
-        }
+        head.map_or_else(Drafters::none, Drafters::head)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What rounds cost: milliseconds by rows, streams, draft length and context, as measured.
 
-use super::{Guesser, Plan};
+use super::{Guesser, MAX_HEADS, Plan};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,6 +11,9 @@ const FIRST_OCTAVE: u32 = 10;
 const STALE: u64 = 1024;
 /// Times seen after which a time is believed, however odd.
 pub(crate) const BELIEVED: f64 = 3.0;
+
+/// Time of each head of a round, by its number; absent for heads that there are not.
+pub type HeadTimes = [Option<Duration>; MAX_HEADS];
 
 /// What one round took. Rounds with prompt rows are not comparable and are left
 /// out.
@@ -26,35 +29,66 @@ pub struct RoundCost {
     pub drafts: Longest,
     /// Time of the target, choosing included.
     pub verify: Duration,
-    /// Time of the drafter.
+    /// Time of drafting.
     pub draft: Duration,
+    /// Time of each head therein. What is left of [`RoundCost::draft`] without the others is counted as the
+    /// first head's.
+    pub by_head: HeadTimes,
+}
+
+impl RoundCost {
+    /// Time of each head, by its number.
+    fn heads(&self) -> impl Iterator<Item = (usize, Duration)> {
+        let others = self.by_head.into_iter().enumerate().skip(1);
+        let others = others.filter_map(|(head, time)| Some((head, time?)));
+        let of_others: Duration = others.clone().map(|(_, time)| time).sum();
+        [(0, self.draft.saturating_sub(of_others))]
+            .into_iter()
+            .chain(others)
+    }
 }
 
 /// The longest drafts of a round, by who guesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Longest {
-    /// Tokens that the head guesses.
-    pub guessed: usize,
+    /// Tokens that each head guesses.
+    pub by_head: [usize; MAX_HEADS],
     /// Tokens that are copied.
     pub copied: usize,
 }
 
 impl Longest {
+    /// Drafts of `tokens` tokens by `guesser` alone.
+    pub fn by(guesser: Guesser, tokens: usize) -> Self {
+        Longest::of([Plan { guesser, tokens }])
+    }
+
     /// Of these drafts.
     pub fn of(plans: impl IntoIterator<Item = Plan>) -> Self {
-        plans.into_iter().fold(Longest::default(), |longest, plan| {
-            let Plan { guesser, tokens } = plan;
-            match guesser {
-                Guesser::Head => Longest {
-                    guessed: longest.guessed.max(tokens),
-                    ..longest
-                },
-                Guesser::Ngram => Longest {
-                    copied: longest.copied.max(tokens),
-                    ..longest
-                },
-            }
-        })
+        let mut longest = Longest::default();
+        for Plan { guesser, tokens } in plans {
+            let most = match guesser {
+                Guesser::Head(head) => &mut longest.by_head[head],
+                Guesser::Ngram => &mut longest.copied,
+            };
+            *most = tokens.max(*most);
+        }
+        longest
+    }
+
+    /// What `head` does for such drafts, and for how many tokens: it guesses, or reads what others have written.
+    fn of_head(&self, head: usize) -> (CostOf, usize) {
+        let own = self.by_head[head];
+        let of_others = self.guessed().max(self.copied);
+        match own == 0 && of_others > 0 {
+            true => (CostOf::Reading, of_others),
+            false => (CostOf::Draft, own),
+        }
+    }
+
+    /// Tokens that a head guesses, whichever.
+    pub fn guessed(&self) -> usize {
+        self.by_head.into_iter().max().unwrap_or(0)
     }
 }
 
@@ -64,10 +98,15 @@ impl Longest {
 pub enum CostOf {
     /// A step of the target, by rows.
     Verify,
-    /// A draft of the head, by its tokens.
+    /// A draft of a head, by its tokens.
     Draft,
-    /// The head's reading of rows whose draft is copied, by the tokens of the copy.
+    /// A head's reading of rows whose draft is copied or another head's, by the tokens of that draft.
     Reading,
+}
+
+/// Whether `head` is the first one; serde hands a reference over.
+fn is_first(head: &usize) -> bool {
+    *head == 0
 }
 
 /// The usual time of one kind of step or draft, to be kept and [read again](Costs::of_points).
@@ -75,6 +114,9 @@ pub enum CostOf {
 pub struct CostPoint {
     /// What took the time.
     pub of: CostOf,
+    /// The number of the head that took it, from 0; 0 for a step of the target.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub head: usize,
     /// The binary logarithm of the context, rounded down; shorter contexts than 2,048 tokens share one.
     pub octave: u32,
     /// Streams of the round; 0 for a step of the target, which takes its time by rows alone.
@@ -102,11 +144,11 @@ impl CostPoint {
 pub struct Costs {
     /// The target's time by octave of context, then rows.
     verify: BTreeMap<Kind, Curve>,
-    /// The drafter's time by octave of context and streams, then by the tokens that the head guesses.
-    draft: BTreeMap<Kind, Curve>,
-    /// The drafter's time in rounds whose drafts are all copies, by octave of context and streams, then by
-    /// the tokens of the longest copy: the head reads what copies have written.
-    reading: BTreeMap<Kind, Curve>,
+    /// Each head's time by octave of context and streams, then by the tokens that it guesses.
+    draft: [BTreeMap<Kind, Curve>; MAX_HEADS],
+    /// Each head's time in rounds whose drafts are all of others, by octave of context and streams, then by
+    /// the tokens of the longest one: the head reads what these have written.
+    reading: [BTreeMap<Kind, Curve>; MAX_HEADS],
     rounds: u64,
 }
 
@@ -117,7 +159,7 @@ impl Costs {
     /// What [`Costs::points`] said.
     pub fn of_points(points: &[CostPoint]) -> Self {
         let mut costs = Costs::default();
-        for point in points {
+        for point in points.iter().filter(|point| point.head < MAX_HEADS) {
             let known = Point {
                 ms: point.ms(),
                 seen: f64::from(point.seen),
@@ -125,8 +167,8 @@ impl Costs {
             };
             let (curves, fresh): (_, fn() -> Curve) = match point.of {
                 CostOf::Verify => (&mut costs.verify, Curve::default),
-                CostOf::Draft => (&mut costs.draft, Curve::from_nothing),
-                CostOf::Reading => (&mut costs.reading, Curve::from_nothing),
+                CostOf::Draft => (&mut costs.draft[point.head], Curve::from_nothing),
+                CostOf::Reading => (&mut costs.reading[point.head], Curve::from_nothing),
             };
             let curve = curves.entry((point.octave, point.streams));
             curve.or_insert_with(fresh).0.insert(point.count, known);
@@ -134,19 +176,26 @@ impl Costs {
         costs
     }
 
-    /// The times that were measured, in the order of kind, context, streams and count.
+    /// The times that were measured, in the order of kind, head, context, streams and count.
     pub fn points(&self) -> Vec<CostPoint> {
-        let all = [
-            (CostOf::Verify, &self.verify),
+        let of_heads = [
             (CostOf::Draft, &self.draft),
             (CostOf::Reading, &self.reading),
         ];
+        let of_heads = of_heads.into_iter().flat_map(|(of, heads)| {
+            let heads = heads.iter().enumerate();
+            heads.map(move |(head, curves)| (of, head, curves))
+        });
         let mut points = Vec::new();
-        for (of, curves) in all {
+        for (of, head, curves) in [(CostOf::Verify, 0, &self.verify)]
+            .into_iter()
+            .chain(of_heads)
+        {
             for (&(octave, streams), curve) in curves {
                 let measured = curve.0.iter().filter(|(_, point)| point.seen > 0.0);
                 points.extend(measured.map(|(&count, point)| CostPoint {
                     of,
+                    head,
                     octave,
                     streams,
                     count,
@@ -165,12 +214,14 @@ impl Costs {
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let fresh = Curve::default;
         entry(&mut self.verify, (octave, 0), fresh).learn(cost.rows, ms(cost.verify), self.rounds);
-        let (curves, count) = match cost.drafts {
-            Longest { guessed: 0, copied } if copied > 0 => (&mut self.reading, copied),
-            Longest { guessed, .. } => (&mut self.draft, guessed),
-        };
-        let curve = entry(curves, (octave, cost.streams), Curve::from_nothing);
-        curve.learn(count, ms(cost.draft), self.rounds);
+        for (head, time) in cost.heads() {
+            let (curves, count) = match cost.drafts.of_head(head) {
+                (CostOf::Reading, count) => (&mut self.reading[head], count),
+                (_, count) => (&mut self.draft[head], count),
+            };
+            let curve = entry(curves, (octave, cost.streams), Curve::from_nothing);
+            curve.learn(count, ms(time), self.rounds);
+        }
     }
 
     /// Milliseconds of a round of `streams` streams without drafts, if one like it was seen of
@@ -178,10 +229,11 @@ impl Costs {
     pub fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
         let curve = nearest(&self.verify, (octave(context), 0))?;
         let fresh = |p: &Point| p.last + STALE > self.rounds;
-        curve.0.range(..=streams).any(|(_, p)| fresh(p)).then(|| {
-            let draft = nearest(&self.draft, (octave(context), streams));
-            curve.at(streams) + draft.map_or(0.0, |curve| curve.at(0))
-        })
+        curve
+            .0
+            .range(..=streams)
+            .any(|(_, p)| fresh(p))
+            .then(|| curve.at(streams) + self.draft_ms(context, streams, Longest::default()))
     }
 
     /// Whether any round of such a context, or of a shorter one, was timed.
@@ -198,12 +250,21 @@ impl Costs {
         drafts: Longest,
     ) -> bool {
         let octave = octave(context);
-        let (curves, count) = self.drafting(drafts);
+        // What other heads read meanwhile is little.
+        let drafting = (0..MAX_HEADS).filter(|&head| drafts.by_head[head] > 0);
+        let mut drafting: Vec<usize> = drafting.collect();
+        if drafting.is_empty() {
+            drafting.push(0);
+        }
         let seen = |curve: Option<&Curve>, count| {
             let point = curve.and_then(|curve| curve.0.get(&count));
             point.is_some_and(|p| p.seen >= BELIEVED)
         };
-        seen(self.verify.get(&(octave, 0)), rows) && seen(curves.get(&(octave, streams)), count)
+        let is_known = |head| {
+            let (curves, count) = self.drafting(head, drafts);
+            seen(curves.get(&(octave, streams)), count)
+        };
+        seen(self.verify.get(&(octave, 0)), rows) && drafting.into_iter().all(is_known)
     }
 
     /// Milliseconds that a round of `rows` rows usually takes, with these drafts after it.
@@ -220,16 +281,19 @@ impl Costs {
     /// Milliseconds that drafting usually takes for such drafts of `streams` streams; 0 where none
     /// was timed.
     pub fn draft_ms(&self, context: usize, streams: usize, drafts: Longest) -> f64 {
-        let (curves, count) = self.drafting(drafts);
-        let curve = nearest(curves, (octave(context), streams));
-        curve.map_or(0.0, |curve| curve.at(count))
+        let of_head = |head| {
+            let (curves, count) = self.drafting(head, drafts);
+            let curve = nearest(curves, (octave(context), streams));
+            curve.map_or(0.0, |curve| curve.at(count))
+        };
+        (0..MAX_HEADS).map(of_head).sum()
     }
 
-    /// The curves of the drafter's time for such drafts, and where in one they are.
-    fn drafting(&self, drafts: Longest) -> (&BTreeMap<Kind, Curve>, usize) {
-        match drafts {
-            Longest { guessed: 0, copied } if copied > 0 => (&self.reading, copied),
-            Longest { guessed, .. } => (&self.draft, guessed),
+    /// The curves of the time of `head` for such drafts, and where in one they are.
+    fn drafting(&self, head: usize, drafts: Longest) -> (&BTreeMap<Kind, Curve>, usize) {
+        match drafts.of_head(head) {
+            (CostOf::Reading, count) => (&self.reading[head], count),
+            (_, count) => (&self.draft[head], count),
         }
     }
 
@@ -413,12 +477,10 @@ mod tests {
             streams,
             rows,
             context,
-            drafts: Longest {
-                guessed: rows / streams - 1,
-                copied: 0,
-            },
+            drafts: Longest::by(Guesser::HEAD, rows / streams - 1),
             verify: Duration::from_millis(ms.0),
             draft: Duration::from_millis(ms.1),
+            by_head: [None; MAX_HEADS],
         }
     }
 
@@ -430,10 +492,7 @@ mod tests {
             costs.learn(&cost(1, 1, 100, (10, 0)));
             costs.learn(&cost(1, 5, 100, (14, 4)));
         }
-        let three = Longest {
-            guessed: 3,
-            copied: 0,
-        };
+        let three = Longest::by(Guesser::HEAD, 3);
         assert_eq!(costs.plain_step(60_000, 1), Some(10.0));
         assert_eq!(costs.usual(60_000, 2, 3, three), 12.0 + 3.0);
         // The first time measured there replaces the guess at its place, and no other.
@@ -457,10 +516,7 @@ mod tests {
             costs.learn(&cost(3, 3 * rows, 5000, ms));
         }
         let copy = RoundCost {
-            drafts: Longest {
-                guessed: 0,
-                copied: 6,
-            },
+            drafts: Longest::by(Guesser::Ngram, 6),
             ..cost(1, 1, 100, (10, 2))
         };
         costs.learn(&copy);

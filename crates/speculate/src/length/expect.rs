@@ -70,7 +70,7 @@ impl Lengths {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::length::{DraftLength, Ledger, RoundCost};
+    use crate::length::{DraftLength, Guessers, Ledger, MAX_HEADS, RoundCost};
     use std::time::Duration;
 
     /// A draft of two guesses and a forced token.
@@ -81,10 +81,11 @@ mod tests {
                 wish: DraftLength::UpTo(3),
                 room: 16,
                 context: 100,
-                has_head: true,
+                heads: Guessers::heads(1),
+                pinned: None,
                 copy: None,
             },
-            guesser: Guesser::Head,
+            guesser: Guesser::HEAD,
             drafted: 3,
             guessed: 2,
         }
@@ -96,19 +97,17 @@ mod tests {
         let first = lengths.expect(&[input(&ledger)], 100);
         assert_eq!((first.ms, first.plain_ms), (None, None));
         for _ in 0..400 {
-            lengths.verified(&mut ledger, Guesser::Head, 2, 1);
+            lengths.verified(&mut ledger, Guesser::HEAD, 2, 1);
         }
         for (rows, asked) in [(1, 0), (4, 3)].repeat(3) {
             lengths.took(&RoundCost {
                 streams: 1,
                 rows,
                 context: 100,
-                drafts: Longest {
-                    guessed: asked,
-                    copied: 0,
-                },
+                drafts: Longest::by(Guesser::HEAD, asked),
                 verify: Duration::from_millis(10 + rows as u64),
                 draft: Duration::from_millis(asked as u64),
+                by_head: [None; MAX_HEADS],
             });
         }
         let expected = lengths.expect(&[input(&ledger)], 100);

@@ -1,6 +1,8 @@
 //! What is known of guesses: how often they were accepted, and what drafting has cost a
 //! stream.
 
+use super::guesser::{Guesser, MAX_HEADS};
+
 /// Plain steps that speculation may lose a stream before it pauses.
 pub const LOSS_STEPS: f64 = 4.0;
 /// Part of a stream's time that speculation may lose besides.
@@ -11,6 +13,12 @@ const PRIOR_ROUNDS: f64 = 4.0;
 /// Plain rounds after which a draft is tried again; twice as many after each try
 /// that brought nothing, up to the second number.
 const PROBE: (u32, u32) = (4, 64);
+
+/// Rounds without a draft of a head, where there are several, after which it is tried again; twice as many after
+/// each try that brought less than the others do, up to the second number.
+const TRIAL: (u32, u32) = (8, 1024);
+/// How much of a round's pace still counts a round later.
+const KEEP_PACE: f64 = 0.96;
 
 /// How often guesses were accepted, by position in the draft, of those whose
 /// predecessors all were. Newer rounds count more.
@@ -54,8 +62,8 @@ const LONGEST_MATCH: usize = 5;
 /// How often guesses were accepted, by who made them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Acceptances {
-    /// How often guesses of the head were accepted.
-    pub(super) head: Acceptance,
+    /// How often guesses of each head were accepted.
+    pub(super) heads: [Acceptance; MAX_HEADS],
     /// How often copied tokens were accepted, by the tokens of the match before the copy.
     copies: [Acceptance; LONGEST_MATCH + 1],
 }
@@ -70,6 +78,31 @@ impl Acceptances {
     pub(super) fn copies(&mut self, matched: usize) -> &mut Acceptance {
         &mut self.copies[matched.min(LONGEST_MATCH)]
     }
+}
+
+/// What is known of one of several heads: when its drafts were last tried, and what they have cost beside those
+/// of the others.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trials {
+    /// Rounds since its last draft.
+    idle: u32,
+    /// Rounds after which it is tried again, if it was ever in vain.
+    patience: u32,
+    /// Milliseconds that rounds with its drafts took beyond what their tokens take otherwise.
+    lost: f64,
+}
+
+impl Trials {
+    fn wait_longer(&mut self) {
+        self.patience = (2 * self.patience.max(TRIAL.0)).min(TRIAL.1);
+    }
+}
+
+/// Milliseconds and tokens of the newest rounds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    ms: f64,
+    tokens: f64,
 }
 
 /// What speculation has cost one stream and saved it.
@@ -88,6 +121,12 @@ pub struct Ledger {
     idle: u32,
     /// Plain rounds after which a draft is tried again, if it was ever in vain.
     patience: u32,
+    trials: [Trials; MAX_HEADS],
+    pace: Pace,
+    /// The head whose draft the newest round has verified.
+    drafted_by: Option<usize>,
+    /// Whether that was a try with some success, of which it is not known yet whether it paid.
+    is_trial: bool,
 }
 
 impl Ledger {
@@ -121,8 +160,47 @@ impl Ledger {
         self.lost <= LOSS_STEPS * plain_step + LOSS_SHARE * self.elapsed
     }
 
+    /// Rounds since the last draft of `head`, if it is to be tried beside others that promise more: after a
+    /// long wait, as long as such tries have cost little; `plain_step` are the milliseconds of a round
+    /// without drafts.
+    pub(super) fn overdue(&self, head: usize, plain_step: f64) -> Option<u32> {
+        let Trials {
+            idle,
+            patience,
+            lost,
+        } = self.trials[head];
+        let is_affordable = lost <= LOSS_STEPS * plain_step + LOSS_SHARE * self.elapsed;
+        (idle >= patience.max(TRIAL.0) && is_affordable).then_some(idle)
+    }
+
+    /// Notes who has drafted the newest round's draft, of which `n_accepted` tokens stayed, or that no head has.
+    fn note_trials(&mut self, head: Option<usize>, n_accepted: usize) {
+        self.drafted_by = head;
+        self.is_trial = false;
+        for (i, trials) in self.trials.iter_mut().enumerate() {
+            if Some(i) != head {
+                trials.idle = trials.idle.saturating_add(1);
+                continue;
+            }
+            // Chosen twice in a row, it is tried no more: it is used.
+            if trials.idle == 0 {
+                trials.patience = 0;
+            } else if n_accepted == 0 {
+                trials.wait_longer();
+            } else {
+                self.is_trial = true;
+            }
+            trials.idle = 0;
+        }
+    }
+
     /// Notes how many rounds ago the last draft was, and how long to wait for the next try.
-    pub(super) fn verified(&mut self, n_drafted: usize, n_accepted: usize) {
+    pub(super) fn verified(&mut self, guesser: Guesser, n_drafted: usize, n_accepted: usize) {
+        let head = match guesser {
+            Guesser::Head(head) => (n_drafted > 0).then_some(head),
+            Guesser::Ngram => None,
+        };
+        self.note_trials(head, n_accepted);
         if n_drafted > 0 {
             self.tried = true;
             self.idle = 0;
@@ -141,5 +219,19 @@ impl Ledger {
         // What was saved long ago does not pay for a loss now.
         let least = -2.0 * LOSS_STEPS * plain_step;
         self.lost = (self.lost + ms - emitted as f64 * plain_step).max(least);
+        if let Some(head) = self.drafted_by
+            && self.pace.tokens > 0.0
+        {
+            let otherwise = emitted as f64 * self.pace.ms / self.pace.tokens;
+            let trials = &mut self.trials[head];
+            trials.lost = (trials.lost + ms - otherwise).max(least);
+            match self.is_trial {
+                true if ms > otherwise => trials.wait_longer(),
+                true => trials.patience = 0,
+                false => {}
+            }
+        }
+        self.pace.ms = KEEP_PACE * self.pace.ms + ms;
+        self.pace.tokens = KEEP_PACE * self.pace.tokens + emitted as f64;
     }
 }

@@ -1,7 +1,7 @@
 //! What the length of a draft depends on, and what is decided of it.
 
 use super::Ledger;
-use crate::draft::NGRAM;
+use super::guesser::{Guesser, Guessers};
 
 /// How long a stream's drafts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,57 +18,6 @@ impl DraftLength {
         match self {
             DraftLength::Fixed(n) | DraftLength::UpTo(n) => n,
         }
-    }
-}
-
-/// Who guesses the tokens of a draft.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Guesser {
-    /// The draft head, or whatever [`Drafter`](crate::Drafter) there is.
-    #[default]
-    Head,
-    /// The n-grams of the text: the draft copies what followed the last time.
-    Ngram,
-}
-
-impl Guesser {
-    /// All of them.
-    pub const ALL: [Guesser; 2] = [Guesser::Head, Guesser::Ngram];
-
-    /// The guesser's name where `head` is that of the head, as users type it and as records have it.
-    pub fn name(self, head: Option<&str>) -> Option<&str> {
-        match self {
-            Guesser::Head => head,
-            Guesser::Ngram => Some(NGRAM),
-        }
-    }
-}
-
-/// Who may guess for a text, of those that a model has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Guessers([bool; Guesser::ALL.len()]);
-
-impl Guessers {
-    /// Whether `guesser` may.
-    pub fn has(self, guesser: Guesser) -> bool {
-        self.0[guesser as usize]
-    }
-}
-
-impl Default for Guessers {
-    /// All.
-    fn default() -> Self {
-        Guessers([true; Guesser::ALL.len()])
-    }
-}
-
-impl FromIterator<Guesser> for Guessers {
-    /// These alone.
-    fn from_iter<I: IntoIterator<Item = Guesser>>(iter: I) -> Self {
-        let mut guessers = Guessers([false; Guesser::ALL.len()]);
-        iter.into_iter()
-            .for_each(|guesser| guessers.0[guesser as usize] = true);
-        guessers
     }
 }
 
@@ -92,17 +41,19 @@ pub struct LengthInput<'a> {
     pub room: usize,
     /// Tokens of the stream so far: prompt and output.
     pub context: usize,
-    /// Whether a head could guess.
-    pub has_head: bool,
+    /// The heads that could guess.
+    pub heads: Guessers,
     /// What could be copied, if anything.
     pub copy: Option<Copy>,
+    /// Who is to guess wherever it can, instead of whoever promises most.
+    pub pinned: Option<Guesser>,
 }
 
 impl LengthInput<'_> {
     /// The longest draft that `guesser` could make, that is asked for and has room.
     pub(super) fn most(&self, guesser: Guesser) -> usize {
         let able = match guesser {
-            Guesser::Head => [0, usize::MAX][usize::from(self.has_head)],
+            Guesser::Head(_) => [0, usize::MAX][usize::from(self.heads.has(guesser))],
             Guesser::Ngram => self.copy.map_or(0, |copy| copy.tokens),
         };
         self.wish.max().min(self.room).min(able)
@@ -110,7 +61,13 @@ impl LengthInput<'_> {
 
     /// Whether there is room for a draft and something to guess it from, whether one is wanted or not.
     pub(crate) fn could_draft(&self) -> bool {
-        self.room > 0 && (self.has_head || self.copy.is_some())
+        self.room > 0 && (self.heads.n_heads() > 0 || self.copy.is_some())
+    }
+
+    /// Who guesses where `guesser` is meant to.
+    pub(super) fn pinned_or(&self, guesser: Guesser) -> Guesser {
+        let pinned = self.pinned.filter(|&pinned| self.most(pinned) > 0);
+        pinned.unwrap_or(guesser)
     }
 
     pub(super) fn is_fixed(&self) -> bool {

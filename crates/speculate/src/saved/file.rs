@@ -10,7 +10,7 @@
 //! write the files can also write right sums, so what the head says is checked as well: here
 //! against the file's length, by [`Speculator::fits`](crate::Speculator::fits) against the model.
 
-use super::SavedText;
+use super::{SavedHead, SavedText};
 use crate::draft::{Mark, SavedDraft};
 use cache::{Namespace, Outline, RowKey, SnapshotOutline};
 use sha2::{Digest, Sha256};
@@ -20,7 +20,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 const MAGIC: [u8; 8] = *b"PACEKEPT";
 
 /// The version of the form that this file describes. Files of another one are not read.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Bytes of a head, at most: those of some three million rows.
 const HEAD_BYTES_MAX: u32 = 16 << 20;
@@ -256,19 +256,28 @@ impl Encoder {
             }
         }
         to.outline(&head.text.target);
-        to.0.push(head.text.draft.is_some().into());
-        if let Some(draft) = &head.text.draft {
-            to.outline(&draft.outline);
-            to.number(draft.n_unread);
-            to.floats(&draft.unread);
-            to.number(draft.marks.len());
+        to.number(head.text.n_pieces);
+        to.number(head.text.heads.len());
+        head.text
+            .heads
+            .iter()
+            .for_each(|saved| to.saved_head(saved));
+        to.0
+    }
+
+    fn saved_head(&mut self, saved: &SavedHead) {
+        self.0.push(saved.draft.is_some().into());
+        if let Some(draft) = &saved.draft {
+            self.outline(&draft.outline);
+            self.number(draft.n_unread);
+            self.floats(&draft.unread);
+            self.number(draft.marks.len());
             for mark in &draft.marks {
-                to.number(mark.rows);
-                to.floats(&mark.features);
+                self.number(mark.rows);
+                self.floats(&mark.features);
             }
         }
-        head.text.n_pieces.iter().for_each(|&n| to.number(n));
-        to.0
+        self.number(saved.n_pieces);
     }
 
     fn number(&mut self, n: usize) {
@@ -325,6 +334,21 @@ impl Decoder<'_> {
             })
         })?;
         let target = self.outline()?;
+        let text = SavedText {
+            target,
+            n_pieces: self.number()?,
+            heads: self.many(Decoder::saved_head)?,
+        };
+        let head = Head {
+            identity,
+            namespace,
+            keys,
+            text,
+        };
+        self.0.is_empty().then_some(head)
+    }
+
+    fn saved_head(&mut self) -> Option<SavedHead> {
         let draft = match self.flag()? {
             false => None,
             true => Some(SavedDraft {
@@ -339,19 +363,10 @@ impl Decoder<'_> {
                 })?,
             }),
         };
-        let n_pieces = [self.number()?, self.number()?];
-        let text = SavedText {
-            target,
+        Some(SavedHead {
             draft,
-            n_pieces,
-        };
-        let head = Head {
-            identity,
-            namespace,
-            keys,
-            text,
-        };
-        self.0.is_empty().then_some(head)
+            n_pieces: self.number()?,
+        })
     }
 
     fn outline(&mut self) -> Option<Outline> {

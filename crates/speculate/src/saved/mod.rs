@@ -18,7 +18,7 @@ pub mod file;
 #[cfg(test)]
 mod tests;
 
-use crate::draft::SavedDraft;
+use crate::draft::{Drafter, SavedDraft};
 use crate::kept::Parked;
 use crate::prompt::Prompt;
 use crate::reuse::{LEAST_HIT, reusable};
@@ -28,22 +28,32 @@ use cache::{MemoryFull, Namespace, Outline, Piece, RowKey};
 use std::collections::VecDeque;
 
 /// What it takes to have an ended text again, beside what its rows were computed from and the bytes
-/// of its pieces: those of the target, then those of the drafter.
+/// of its pieces: those of the target, then those of each head.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SavedText {
     /// What the target remembers of it.
     pub target: Outline,
-    /// What the drafter remembers of it, where that cannot be made anew from the text.
+    /// Its pieces of the target.
+    pub n_pieces: usize,
+    /// What each head has of it.
+    pub heads: Vec<SavedHead>,
+}
+
+/// What one head has of an ended text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SavedHead {
+    /// What it remembers, where that cannot be made anew from the text.
     pub draft: Option<SavedDraft>,
-    /// Pieces of the target and of the drafter.
-    pub n_pieces: [usize; 2],
+    /// Its pieces.
+    pub n_pieces: usize,
 }
 
 /// Whose memory a piece is of.
 #[derive(Clone, Copy, Debug)]
 enum Of {
     Target,
-    Drafter,
+    /// The head of this number.
+    Head(usize),
 }
 
 /// An ended text that is being saved.
@@ -102,7 +112,8 @@ pub(crate) struct Restoring {
 impl SavedText {
     /// Pieces in all.
     pub fn all_pieces(&self) -> usize {
-        self.n_pieces.iter().sum()
+        let of_heads = self.heads.iter().map(|head| head.n_pieces);
+        self.n_pieces + of_heads.sum::<usize>()
     }
 }
 
@@ -127,24 +138,33 @@ impl Speculator {
     pub fn save(&self, parked: Parked) -> Option<Saving> {
         let state = &self.kept.texts[self.kept.position(parked.0)?].state;
         let (target, pieces) = self.memory.outline(&state.sequence);
-        let draft = state.draft.as_ref().and_then(|draft| draft.saved());
-        let (draft, of_draft) = draft.unzip();
-        let of_draft = of_draft.unwrap_or_default();
+        let n_pieces = pieces.len();
+        let mut pieces: VecDeque<(Of, Piece)> = pieces
+            .into_iter()
+            .map(|piece| (Of::Target, piece))
+            .collect();
+        let mut heads = Vec::with_capacity(state.heads.len());
+        for (i, head) in state.heads.iter().enumerate() {
+            let (draft, own) = head.saved().unzip();
+            let own: Vec<Piece> = own.unwrap_or_default();
+            heads.push(SavedHead {
+                draft,
+                n_pieces: own.len(),
+            });
+            pieces.extend(own.into_iter().map(|piece| (Of::Head(i), piece)));
+        }
         let (namespace, keys) = self.index.text(parked.0);
         let n_keys = keys.len().min(target.rows + 1);
-        let n_pieces = [pieces.len(), of_draft.len()];
-        let pieces = pieces.into_iter().map(|piece| (Of::Target, piece));
-        let of_draft = of_draft.into_iter().map(|piece| (Of::Drafter, piece));
         Some(Saving {
             parked,
             namespace,
             keys: keys[..n_keys].to_vec(),
             text: SavedText {
                 target,
-                draft,
                 n_pieces,
+                heads,
             },
-            pieces: pieces.chain(of_draft).collect(),
+            pieces,
         })
     }
 
@@ -153,20 +173,20 @@ impl Speculator {
         let Some(i) = self.kept.position(saving.parked.0) else {
             return NextPiece::Gone;
         };
-        let StreamState { sequence, draft } = &self.kept.texts[i].state;
-        let has_draft = match (draft, &saving.text.draft) {
-            (Some(draft), Some(saved)) => draft.has_all_of(saved),
+        let StreamState { sequence, heads } = &self.kept.texts[i].state;
+        let has = |(i, saved): (usize, &SavedHead)| match (heads.get(i), &saved.draft) {
+            (Some(head), Some(saved)) => head.has_all_of(saved),
             (_, saved) => saved.is_none(),
         };
-        if !has_draft || !self.memory.has_all_of(sequence, &saving.text.target) {
+        let have_all = saving.text.heads.iter().enumerate().all(has);
+        if !have_all || !self.memory.has_all_of(sequence, &saving.text.target) {
             return NextPiece::Gone;
         }
-        match (saving.pieces.pop_front(), draft) {
-            (None, _) => NextPiece::End,
-            (Some((Of::Drafter, piece)), Some(draft)) => {
-                NextPiece::Bytes(draft.save_piece(&*self.b, piece))
-            }
-            (Some((_, piece)), _) => NextPiece::Bytes(self.memory.save_piece(&*self.b, piece)),
+        let b = &*self.b;
+        match saving.pieces.pop_front() {
+            None => NextPiece::End,
+            Some((Of::Head(head), piece)) => NextPiece::Bytes(heads[head].save_piece(b, piece)),
+            Some((Of::Target, piece)) => NextPiece::Bytes(self.memory.save_piece(b, piece)),
         }
     }
 
@@ -179,13 +199,14 @@ impl Speculator {
 
     /// Whether a text with `keys` can be saved as `saved`, wherever that comes from.
     pub fn fits(&self, saved: &SavedText, keys: &[RowKey]) -> bool {
-        let [n_target, n_draft] = saved.n_pieces;
-        let draft = saved.draft.as_ref();
-        let draft_fits = match &self.drafters.head {
-            Some(drafter) => drafter.fits(draft, n_draft),
-            None => draft.is_none() && n_draft == 0,
+        let heads = &self.drafters.heads;
+        let fits = |(head, saved): (&Box<dyn Drafter>, &SavedHead)| {
+            head.fits(saved.draft.as_ref(), saved.n_pieces)
         };
-        draft_fits && keys.len() > saved.target.rows && self.memory.fits(&saved.target, n_target)
+        heads.len() == saved.heads.len()
+            && heads.iter().zip(&saved.heads).all(fits)
+            && keys.len() > saved.target.rows
+            && self.memory.fits(&saved.target, saved.n_pieces)
     }
 
     /// Rows that a stream after `prompt` could share once `saved`, which [fits](Speculator::fits), is
@@ -204,12 +225,20 @@ impl Speculator {
     }
 
     fn restorable_rows(&self, saved: &SavedText, rows: usize, drafts: bool) -> usize {
-        let drafter = self.drafters.head.as_ref().filter(|_| drafts);
-        let draft = saved.draft.as_ref();
+        let heads = if drafts {
+            &self.drafters.heads[..]
+        } else {
+            &[]
+        };
         settle(
             rows,
             |rows| self.memory.restorable(&saved.target, rows),
-            |rows| drafter.map_or(rows, |d| d.restorable(draft, rows)),
+            |rows| {
+                let heads = heads.iter().zip(&saved.heads);
+                heads.fold(rows, |rows, (head, saved)| {
+                    head.restorable(saved.draft.as_ref(), rows)
+                })
+            },
         )
     }
 
@@ -258,26 +287,25 @@ impl Speculator {
         keys: &[RowKey],
     ) -> Result<Vec<bool>, MemoryFull> {
         self.restoring = None;
-        let draft_rows = self
-            .drafters
-            .head
-            .as_ref()
-            .map_or(0, |drafter| drafter.restorable(saved.draft.as_ref(), rows));
-        let (sequence, draft, pieces) = self.with_room(None, &[], |this| {
+        let (sequence, heads, pieces) = self.with_room(None, &[], |this| {
             let (sequence, pieces) = this.memory.restore(&saved.target, rows)?;
-            let draft = this.drafters.head.as_ref();
-            let draft = draft.map(|d| d.restore(saved.draft.as_ref(), draft_rows));
-            let (draft, of_draft) = draft.transpose()?.unzip();
-            let target = pieces.into_iter().map(|piece| (Of::Target, piece));
-            let of_draft = of_draft.into_iter().flatten();
-            let of_draft = of_draft.map(|piece| (Of::Drafter, piece));
-            let pieces: Vec<(Of, Option<Piece>)> = target.chain(of_draft).collect();
-            Ok((sequence, draft, pieces))
+            let mut pieces: Vec<(Of, Option<Piece>)> = pieces
+                .into_iter()
+                .map(|piece| (Of::Target, piece))
+                .collect();
+            let mut heads = Vec::with_capacity(this.n_heads());
+            for (i, (head, saved)) in this.drafters.heads.iter().zip(&saved.heads).enumerate() {
+                let draft = saved.draft.as_ref();
+                let (state, own) = head.restore(draft, head.restorable(draft, rows))?;
+                pieces.extend(own.into_iter().map(|piece| (Of::Head(i), piece)));
+                heads.push(state);
+            }
+            Ok((sequence, heads, pieces))
         })?;
         let wanted = pieces.iter().map(|(_, piece)| piece.is_some()).collect();
         let pieces = pieces.into_iter();
         self.restoring = Some(Restoring {
-            state: StreamState { sequence, draft },
+            state: StreamState { sequence, heads },
             namespace,
             keys: keys[..=rows].to_vec(),
             pieces: pieces
@@ -292,11 +320,13 @@ impl Speculator {
         let Some(restoring) = &mut self.restoring else {
             return Restored::Evicted;
         };
-        let StreamState { draft, .. } = &mut restoring.state;
-        let is_loaded = match (restoring.pieces.pop_front(), draft) {
-            (Some((Of::Target, piece)), _) => self.memory.load_piece(&*self.b, piece, bytes),
-            (Some((Of::Drafter, piece)), Some(draft)) => draft.load_piece(&*self.b, piece, bytes),
-            _ => false,
+        let b = &*self.b;
+        let is_loaded = match restoring.pieces.pop_front() {
+            Some((Of::Target, piece)) => self.memory.load_piece(b, piece, bytes),
+            Some((Of::Head(head), piece)) => {
+                restoring.state.heads[head].load_piece(b, piece, bytes)
+            }
+            None => false,
         };
         if !is_loaded {
             self.restoring = None;

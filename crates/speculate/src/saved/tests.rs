@@ -1,7 +1,7 @@
 //! Files of saved texts: what is written is read, and nothing else is taken for it.
 
-use super::SavedText;
 use super::file::{FileError, FileReader, FileWriter, Head};
+use super::{SavedHead, SavedText};
 use crate::draft::{Mark, SavedDraft};
 use cache::{Namespace, Outline, RowKey, SnapshotOutline};
 use std::io::Cursor;
@@ -26,16 +26,29 @@ fn head() -> Head {
         keys: keys.collect(),
         text: SavedText {
             target: outline(100),
-            draft: Some(SavedDraft {
-                outline: outline(98),
-                n_unread: 2,
-                unread: vec![0.5, -1.0, 3.0, f32::MIN],
-                marks: vec![Mark {
-                    rows: 64,
-                    features: [2.5, -0.25].into(),
-                }],
-            }),
-            n_pieces: [3, 1],
+            n_pieces: 2,
+            heads: vec![
+                SavedHead {
+                    draft: Some(SavedDraft {
+                        outline: outline(98),
+                        n_unread: 2,
+                        unread: vec![0.5, -1.0, 3.0, f32::MIN],
+                        marks: vec![Mark {
+                            rows: 64,
+                            features: [2.5, -0.25].into(),
+                        }],
+                    }),
+                    n_pieces: 1,
+                },
+                SavedHead::default(),
+                SavedHead {
+                    draft: Some(SavedDraft {
+                        outline: outline(60),
+                        ..SavedDraft::default()
+                    }),
+                    n_pieces: 1,
+                },
+            ],
         },
     }
 }

@@ -6,6 +6,7 @@
 
 use super::text::{Stretch, Told, cost};
 use crate::schema::{Known, Round};
+use speculate::Guesser;
 use speculate::length::{Costs, Longest, RoundCost};
 use std::time::Duration;
 
@@ -35,8 +36,12 @@ pub(super) struct Kind {
 
 /// A draft of `tokens` tokens, which are copied or not.
 pub(super) fn drafts(tokens: usize, copies: bool) -> Longest {
-    let (guessed, copied) = if copies { (0, tokens) } else { (tokens, 0) };
-    Longest { guessed, copied }
+    let guesser = if copies {
+        Guesser::Ngram
+    } else {
+        Guesser::HEAD
+    };
+    Longest::by(guesser, tokens)
 }
 
 impl Fit {

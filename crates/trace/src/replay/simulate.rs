@@ -11,8 +11,8 @@
 
 use super::fit::{Fit, Kind, drafts};
 use super::text::{Guess, Place, Stretch};
-use speculate::length::{Ledger, LengthInput, Lengths, RoundCost};
-use speculate::{DraftLength, Guesser, MAX_TENTATIVE};
+use speculate::length::{HeadTimes, Ledger, LengthInput, Lengths, RoundCost};
+use speculate::{DraftLength, Guesser, Guessers, MAX_TENTATIVE};
 use std::ops::AddAssign;
 use std::time::Duration;
 
@@ -229,7 +229,7 @@ fn chosen(text: &Text<'_>, lengths: &mut Lengths, most: usize, noise: Noise) -> 
             }
             accepted += 1;
         }
-        lengths.verified(&mut ledger, Guesser::Head, round.length, accepted);
+        lengths.verified(&mut ledger, Guesser::HEAD, round.length, accepted);
         let emitted = (accepted + 1).min(n - place);
         let end = place + emitted;
         wish = choose(text, lengths, &ledger, most, end);
@@ -256,7 +256,8 @@ fn choose(text: &Text<'_>, lengths: &Lengths, ledger: &Ledger, most: usize, plac
         wish: DraftLength::UpTo(most),
         room: text.room(place).min(text.found(place)),
         context: round.context,
-        has_head: true,
+        heads: Guessers::heads(1),
+        pinned: None,
         copy: None,
     };
     // The others in the round are taken to be as this one.
@@ -279,6 +280,7 @@ fn cost(text: &Text<'_>, round: Begun, asked: usize) -> RoundCost {
         drafts: drafts(asked, false),
         verify: time(text.fit.verify_ms(kind)),
         draft: time(text.fit.draft_ms(next)),
+        by_head: HeadTimes::default(),
     }
 }
 

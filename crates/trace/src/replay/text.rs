@@ -11,8 +11,9 @@
 //! was guessed by nobody, and is not known.
 
 use crate::schema::{Round, StreamRound};
+use speculate::Guesser;
 use speculate::draft::NGRAM;
-use speculate::length::{Longest, RoundCost};
+use speculate::length::{HeadTimes, Longest, RoundCost};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -168,6 +169,13 @@ fn context(round: &Round) -> usize {
     after.max().unwrap_or(0)
 }
 
+/// Drafts of which a head guesses so many tokens, all heads of a model taken for one, and of which so many are copied.
+pub(super) fn drafts(guessed: usize, copied: usize) -> Longest {
+    let mut drafts = Longest::by(Guesser::HEAD, guessed);
+    drafts.copied = copied;
+    drafts
+}
+
 /// What a round took, if it can be compared with others.
 pub(super) fn cost(round: &Round) -> Option<RoundCost> {
     if round.prefill || round.streams.iter().any(|stream| stream.prefill) {
@@ -179,11 +187,9 @@ pub(super) fn cost(round: &Round) -> Option<RoundCost> {
         streams: round.streams.len(),
         rows: rows.sum(),
         context: context(round),
-        drafts: Longest {
-            guessed: round.draft_asked,
-            copied: round.copy_asked,
-        },
+        drafts: drafts(round.draft_asked, round.copy_asked),
         verify: time(round.verify_ms),
         draft: time(round.draft_ms),
+        by_head: HeadTimes::default(),
     })
 }
