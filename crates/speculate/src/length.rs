@@ -313,7 +313,8 @@ impl Lengths {
         };
         if self.costs.is_believed(context, streams, rows, drafts) {
             let ms = self.costs.usual(context, streams, rows, drafts);
-            ledger.enter(ms, emitted, plain);
+            let drafting = self.costs.draft_ms(context, streams, drafts);
+            ledger.enter((ms, drafting), emitted, plain);
         }
     }
 

@@ -16,7 +16,7 @@ const PROBE: (u32, u32) = (4, 64);
 
 /// Rounds without a draft of a head, where there are several, after which it is tried again; twice as many after
 /// each try that brought less than the others do, up to the second number.
-const TRIAL: (u32, u32) = (8, 1024);
+const TRIAL: (u32, u32) = (8, 256);
 /// How much of a round's pace still counts a round later.
 const KEEP_PACE: f64 = 0.96;
 
@@ -123,6 +123,8 @@ pub struct Ledger {
     patience: u32,
     trials: [Trials; MAX_HEADS],
     pace: Pace,
+    /// Milliseconds that the draft took that the next round verifies.
+    drafting: f64,
     /// The head whose draft the newest round has verified.
     drafted_by: Option<usize>,
     /// Whether that was a try with some success, of which it is not known yet whether it paid.
@@ -212,13 +214,16 @@ impl Ledger {
     }
 
     /// Enters a round that took `ms` and brought `emitted` tokens, each of which a plain step
-    /// would have brought in `plain_step` milliseconds.
-    pub(super) fn enter(&mut self, ms: f64, emitted: usize, plain_step: f64) {
+    /// would have brought in `plain_step` milliseconds. `drafting` are the milliseconds of these that the next draft
+    /// took.
+    pub(super) fn enter(&mut self, (ms, drafting): (f64, f64), emitted: usize, plain_step: f64) {
         self.elapsed += ms;
         self.saved += emitted as f64 * plain_step - ms;
         // What was saved long ago does not pay for a loss now.
         let least = -2.0 * LOSS_STEPS * plain_step;
         self.lost = (self.lost + ms - emitted as f64 * plain_step).max(least);
+        // The draft that the round has verified was made in the one before.
+        let ms = ms - drafting + std::mem::replace(&mut self.drafting, drafting);
         if let Some(head) = self.drafted_by
             && self.pace.tokens > 0.0
         {
