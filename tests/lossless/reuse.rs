@@ -8,7 +8,7 @@ use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::{Arc, Mutex};
-use suites::{Noting, Rng, finish};
+use suites::{Noting, Rng};
 
 #[test]
 fn a_beginning_that_is_remembered_changes_nothing() {

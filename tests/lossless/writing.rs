@@ -9,8 +9,8 @@ use cpu::{Cpu, CpuOptions, Isa};
 use models::{BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Block, Chained, DraftModel, Forced};
 use speculate::{
-    DraftLength, Drafter, Drafters, Guesser, Guesses, Logprobs, Prompt, Sampling, Speculator, Stats,
-    StepRecord, Stream, StreamOptions, TopLogprobs,
+    DraftLength, Drafter, Drafters, Guesser, Guesses, Logprobs, Prompt, Sampling, Speculator,
+    Stats, StepRecord, Stream, StreamOptions, TopLogprobs,
 };
 use std::sync::Arc;
 use suites::blocks::SeededBlock;

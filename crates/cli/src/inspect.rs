@@ -543,7 +543,7 @@ fn report_model(model: &Value, out: &mut Report) {
         out.line(label, value);
     }
     let drafters = model["drafters"].as_array().into_iter().flatten();
-    let drafters: Vec<&str> = drafters.map(|name| text(name)).collect();
+    let drafters: Vec<&str> = drafters.map(text).collect();
     if let Some(times) = round_times(&model["calibration"], &drafters) {
         out.line("times", times);
     }

@@ -217,6 +217,15 @@ fn a_head_whose_text_has_come_is_found_again() {
     let outcome = run(&heads, &mut calibrated(&heads), 4000);
     assert!(outcome.rounds[0] > 900, "{:?}", outcome.rounds);
     assert!(outcome.later[1] > 1900, "{:?}", outcome.later);
+    // Beside one that is right now and then, and pays, it is found by tries alone.
+    let seldom = Head {
+        right: &|round, p| (round * 7 + 3 * p as u64) % 10 < 4,
+        ..ALWAYS
+    };
+    let heads = [seldom, late];
+    let outcome = run(&heads, &mut calibrated(&heads), 4000);
+    assert!(outcome.rounds[0] > 900, "{:?}", outcome.rounds);
+    assert!(outcome.later[1] > 1900, "{:?}", outcome.later);
 }
 
 #[test]

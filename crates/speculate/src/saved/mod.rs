@@ -18,7 +18,7 @@ pub mod file;
 #[cfg(test)]
 mod tests;
 
-use crate::draft::{Drafter, SavedDraft};
+use crate::draft::SavedDraft;
 use crate::kept::Parked;
 use crate::prompt::Prompt;
 use crate::reuse::{LEAST_HIT, reusable};
@@ -200,11 +200,9 @@ impl Speculator {
     /// Whether a text with `keys` can be saved as `saved`, wherever that comes from.
     pub fn fits(&self, saved: &SavedText, keys: &[RowKey]) -> bool {
         let heads = &self.drafters.heads;
-        let fits = |(head, saved): (&Box<dyn Drafter>, &SavedHead)| {
-            head.fits(saved.draft.as_ref(), saved.n_pieces)
-        };
+        let mut pairs = heads.iter().zip(&saved.heads);
         heads.len() == saved.heads.len()
-            && heads.iter().zip(&saved.heads).all(fits)
+            && pairs.all(|(head, saved)| head.fits(saved.draft.as_ref(), saved.n_pieces))
             && keys.len() > saved.target.rows
             && self.memory.fits(&saved.target, saved.n_pieces)
     }
