@@ -1,6 +1,6 @@
 //! A small model writes the same text with and without a drafter.
 //!
-//! `cargo run -p speculate --example write`
+//! `cargo run -p speculate --example rounds`
 
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
