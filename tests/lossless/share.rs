@@ -166,7 +166,8 @@ fn with_picture(tokens: &[u32], hash: u8) -> Prompt {
 #[test]
 fn pictures_of_equal_placeholders_share_only_the_rows_before_them() {
     let b = backend(*Isa::available().last().unwrap(), 2);
-    for &subject in TINY.iter().filter(|s| s.target.ends_with("-dense")) {
+    let has_head = |s: &&Subject| s.target.ends_with("-dense") && !s.lacks(Draft::Eagle3);
+    for &subject in TINY.iter().filter(has_head) {
         let has_state = subject.target.contains("qwen");
         let setup = Setup {
             draft: Draft::Eagle3,
