@@ -50,7 +50,7 @@ pub struct Drafters {
 }
 
 impl Drafters {
-    /// Nobody.
+    /// Nobody drafts.
     pub fn none() -> Self {
         Drafters::default()
     }
@@ -127,7 +127,7 @@ pub struct TargetView<'a> {
     pub b: &'a dyn Backend,
     /// The model.
     pub model: &'a dyn Target,
-    /// What it remembers.
+    /// The target's KV cache and states.
     pub memory: &'a Memory,
     /// The round's rows inside it, `[n, H]` for each of [`Drafter::taps`].
     pub taps: &'a [Tensor],

@@ -63,7 +63,7 @@ impl Longest {
         Longest::of([Plan { guesser, tokens }])
     }
 
-    /// Of these drafts.
+    /// The longest drafts among `plans`.
     pub fn of(plans: impl IntoIterator<Item = Plan>) -> Self {
         let mut longest = Longest::default();
         for Plan { guesser, tokens } in plans {

@@ -83,14 +83,14 @@ impl Guessers {
 }
 
 impl Default for Guessers {
-    /// All.
+    /// All that a model has.
     fn default() -> Self {
         Guessers([true; Guesser::ALL.len()])
     }
 }
 
 impl FromIterator<Guesser> for Guessers {
-    /// These alone.
+    /// Those of `iter` alone.
     fn from_iter<I: IntoIterator<Item = Guesser>>(iter: I) -> Self {
         let mut guessers = Guessers([false; Guesser::ALL.len()]);
         iter.into_iter()
