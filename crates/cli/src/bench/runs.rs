@@ -38,6 +38,9 @@ pub(super) struct Run {
     pub(super) decode_ms: f64,
     #[serde(skip)]
     pub(super) rounds: u64,
+    /// Tokens that rounds have written, those that end a text among them.
+    #[serde(skip)]
+    pub(super) written_by_rounds: f64,
     #[serde(skip)]
     pub(super) emitted: u64,
     #[serde(skip)]
@@ -60,6 +63,7 @@ impl Run {
             .push(timings.queued_ms + timings.prefill_ms);
         self.decode_ms += timings.decode_ms;
         self.rounds += s.rounds;
+        self.written_by_rounds += s.tokens_per_round * s.rounds as f64;
         self.draft_ms += s.ms_draft;
         self.drafted += s.drafted;
         self.positions.add(s);
@@ -69,7 +73,7 @@ impl Run {
     fn finish(&mut self) {
         self.first_token_ms = median(std::mem::take(&mut self.first_tokens_ms));
         self.tok_s = ratio(self.emitted as f64, self.decode_ms / 1e3);
-        self.tokens_per_round = ratio(self.emitted as f64, self.rounds as f64);
+        self.tokens_per_round = ratio(self.written_by_rounds, self.rounds as f64);
         self.accepted_by_position = self.positions.shares();
         self.ms_draft_per_token = ratio(self.draft_ms, self.drafted as f64);
     }
