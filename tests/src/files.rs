@@ -13,7 +13,7 @@ pub type Stored = (String, Vec<usize>, Vec<u8>);
 pub struct Files {
     /// `config.json`.
     pub config: Value,
-    /// Its tensors by name.
+    /// The checkpoint's tensors by name.
     pub tensors: BTreeMap<String, Stored>,
 }
 

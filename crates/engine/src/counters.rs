@@ -1,7 +1,7 @@
 //! What the engine has done: numbers that anybody may read while it runs.
 
 use crate::multimodal::MediaCounts;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// What the engine has done since it started.
 #[derive(Debug, Default)]
@@ -60,4 +60,22 @@ pub struct Counters {
     pub disk_discarded_files: AtomicU64,
     /// Pictures and parts of clips, by how their embeddings were found.
     pub media: MediaCounts,
+}
+
+impl Counters {
+    /// Sets all gauges to 0: no engine runs.
+    pub(crate) fn clear_gauges(&self) {
+        for gauge in [
+            &self.running,
+            &self.waiting,
+            &self.pages_used,
+            &self.pages,
+            &self.kept_texts,
+            &self.kept_bytes,
+            &self.disk_files,
+            &self.disk_bytes,
+        ] {
+            gauge.store(0, Ordering::Release);
+        }
+    }
 }

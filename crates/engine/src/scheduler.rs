@@ -34,24 +34,6 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 use text::Text;
 
-impl Counters {
-    /// Sets all gauges to 0: no engine runs.
-    pub(crate) fn clear_gauges(&self) {
-        for gauge in [
-            &self.running,
-            &self.waiting,
-            &self.pages_used,
-            &self.pages,
-            &self.kept_texts,
-            &self.kept_bytes,
-            &self.disk_files,
-            &self.disk_bytes,
-        ] {
-            gauge.store(0, Ordering::Release);
-        }
-    }
-}
-
 /// The engine's thread: every request that waits or runs, and what they write with.
 pub(crate) struct Scheduler {
     speculator: Speculator,

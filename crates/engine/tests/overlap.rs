@@ -1,10 +1,11 @@
 //! Delivery beside drafting sends what delivery after it sends.
 
+mod bundled;
+
 use engine::{
-    DraftLength, Engine, EngineOptions, Event, FinishReason, LoadOptions, LogprobsOf, Probing,
-    Request, Source, StepSink, TopLogprobs,
+    DraftChoice, DraftLength, Engine, EngineOptions, Event, FinishReason, LogprobsOf, Request,
+    StepSink, TopLogprobs,
 };
-use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
@@ -14,19 +15,7 @@ const DRAFTING: [&str; 2] = ["tiny-gemma4", "tiny-qwen3.5"];
 /// How many steps delivered beside drafting, and how many did not.
 type Steps = Arc<Mutex<[usize; 2]>>;
 
-fn start(name: &str, overlap: bool) -> (Engine, Steps) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
-    let options = LoadOptions {
-        probing: Probing::Skip {
-            reason: "a test".into(),
-        },
-        context: Some(256),
-        sequences: 4,
-        ..LoadOptions::default()
-    };
-    let backend = cpu::Cpu::new(cpu::CpuOptions::default()).unwrap();
-    let source = Source::Folder(folder.join(name));
-    let model = engine::load(Arc::new(backend), &source, &options).unwrap();
+fn start(name: &str, draft: DraftChoice, overlap: bool) -> (Engine, Steps) {
     let steps = Steps::default();
     let heard = steps.clone();
     let options = EngineOptions {
@@ -36,7 +25,7 @@ fn start(name: &str, overlap: bool) -> (Engine, Steps) {
         }))),
         ..EngineOptions::default()
     };
-    (Engine::start(model, options), steps)
+    (Engine::start(bundled::load(name, draft, 0), options), steps)
 }
 
 fn request(engine: &Engine, prompt: &str) -> Request {
@@ -86,7 +75,7 @@ fn told(engine: &Engine, request: Request) -> Receiver<Vec<String>> {
 fn events_are_the_same_whether_delivery_waits_for_drafts_or_not() {
     for name in DRAFTING {
         let run = |overlap| {
-            let (engine, steps) = start(name, overlap);
+            let (engine, steps) = start(name, DraftChoice::Auto, overlap);
             let each = requests(&engine).into_iter();
             let inboxes: Vec<_> = each.map(|request| told(&engine, request)).collect();
             let told: Vec<Vec<String>> = inboxes.iter().map(|i| i.recv().unwrap()).collect();
@@ -111,7 +100,7 @@ fn events_are_the_same_whether_delivery_waits_for_drafts_or_not() {
 fn a_text_that_nobody_listens_to_ends_in_the_same_round() {
     for name in DRAFTING {
         let tokens = [true, false].map(|overlap| {
-            let (engine, _) = start(name, overlap);
+            let (engine, _) = start(name, DraftChoice::Auto, overlap);
             let (ended, inbox) = channel();
             let mut rounds = 0;
             let sink = move |event: Event| {
@@ -136,27 +125,10 @@ fn a_text_that_nobody_listens_to_ends_in_the_same_round() {
 
 #[test]
 fn without_a_drafter_nothing_is_delivered_beside_drafting() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
-    let options = LoadOptions {
-        draft: "ngram".parse().unwrap(),
-        context: Some(128),
-        ..LoadOptions::default()
-    };
-    let backend = Arc::new(cpu::Cpu::new(cpu::CpuOptions::default()).unwrap());
-    let source = Source::Folder(folder.join("tiny-gemma4"));
-    let model = engine::load(backend, &source, &options).unwrap();
-    let reports = Arc::new(Mutex::new(Vec::new()));
-    let heard = reports.clone();
-    let options = EngineOptions {
-        step_sink: Some(StepSink(Arc::new(move |report| {
-            heard.lock().unwrap().push(report.delivery.is_some());
-        }))),
-        ..EngineOptions::default()
-    };
-    let engine = Engine::start(model, options);
+    let (engine, steps) = start("tiny-gemma4", "ngram".parse().unwrap(), true);
     let request = request(&engine, "Once upon a time");
     engine.complete(request).unwrap();
     drop(engine);
-    let reports = reports.lock().unwrap();
-    assert!(!reports.is_empty() && reports.iter().all(|is_beside| !is_beside));
+    let [n_beside, n_after] = *steps.lock().unwrap();
+    assert!(n_beside == 0 && n_after > 0);
 }

@@ -1,8 +1,8 @@
 //! Texts are the same however many threads compute and choose.
 
-use engine::{DraftLength, Engine, EngineOptions, LoadOptions, Probing, Request, Sampling, Source};
-use std::path::Path;
-use std::sync::Arc;
+mod bundled;
+
+use engine::{DraftChoice, DraftLength, Engine, EngineOptions, Request, Sampling};
 
 /// Ways to choose that the host's threads may share, and others that they may not.
 fn samplings() -> Vec<Sampling> {
@@ -30,21 +30,7 @@ fn samplings() -> Vec<Sampling> {
 }
 
 fn texts(name: &str, threads: usize) -> Vec<(String, Vec<u32>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
-    let options = LoadOptions {
-        probing: Probing::Skip {
-            reason: "a test".into(),
-        },
-        context: Some(256),
-        sequences: 4,
-        ..LoadOptions::default()
-    };
-    let backend = cpu::Cpu::new(cpu::CpuOptions {
-        threads,
-        ..cpu::CpuOptions::default()
-    });
-    let source = Source::Folder(folder.join(name));
-    let model = engine::load(Arc::new(backend.unwrap()), &source, &options).unwrap();
+    let model = bundled::load(name, DraftChoice::Auto, threads);
     let engine = Engine::start(model, EngineOptions::default());
     let prompt = engine.text().encode_prompt("Once upon a time").unwrap();
     let write = |sampling: Sampling| {

@@ -82,7 +82,7 @@ pub(crate) struct OtherHead {
     pub(crate) shortlist: Option<usize>,
     /// Hash of its own checkpoint.
     pub(crate) sha256: Option<String>,
-    /// Its tensors, counted.
+    /// The tensors of the head, counted.
     pub(crate) census: Option<Census>,
 }
 

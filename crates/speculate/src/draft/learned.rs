@@ -33,7 +33,7 @@ pub(super) struct Learned<'a> {
 pub(super) struct Start<'a> {
     /// Rows that it begins with.
     pub(super) rows: usize,
-    /// Those that are taken from the head's memory; the others wait.
+    /// Rows of the beginning that are taken from the head's memory; the others wait.
     pub(super) read: usize,
     /// The place, if it is one inside the text.
     mark: Option<&'a Mark>,

@@ -90,7 +90,7 @@ impl Default for Guessers {
 }
 
 impl FromIterator<Guesser> for Guessers {
-    /// Those of `iter` alone.
+    /// The guessers of `iter`, and no others.
     fn from_iter<I: IntoIterator<Item = Guesser>>(iter: I) -> Self {
         let mut guessers = Guessers([false; Guesser::ALL.len()]);
         iter.into_iter()

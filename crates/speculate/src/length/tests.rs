@@ -22,16 +22,7 @@ fn run(world: &World<'_>, lengths: &mut Lengths, n: usize) -> (f64, Vec<usize>, 
             .take_while(|&p| (world.right)(round, p))
             .count();
         lengths.verified(&mut ledger, Guesser::HEAD, drafted, accepted);
-        let next = lengths.choose(&[LengthInput {
-            ledger: &ledger,
-            wish: DraftLength::UpTo(6),
-            room: 16,
-            context: 100,
-            heads: Guessers::heads(1),
-            pinned: None,
-            copy: None,
-        }])[0]
-            .tokens;
+        let next = lengths.choose(&[of_one_head(&ledger, 6)])[0].tokens;
         let (verify, draft) = ((world.step)(1 + drafted), (world.draft)(next));
         let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
         let cost = RoundCost {
@@ -52,6 +43,19 @@ fn run(world: &World<'_>, lengths: &mut Lengths, n: usize) -> (f64, Vec<usize>, 
         chosen.push(next);
     }
     (total, chosen.split_off(chosen.len() / 2), ledger)
+}
+
+/// What the draft of a stream with one head depends on, where up to `most` tokens are wanted.
+fn of_one_head(ledger: &Ledger, most: usize) -> LengthInput<'_> {
+    LengthInput {
+        ledger,
+        wish: DraftLength::UpTo(most),
+        room: 16,
+        context: 100,
+        heads: Guessers::heads(1),
+        pinned: None,
+        copy: None,
+    }
 }
 
 fn guessed(guessed: usize) -> Longest {
@@ -216,19 +220,8 @@ fn a_cold_first_draft_does_not_end_drafting() {
 fn a_first_draft_is_tried_and_then_a_plain_step_is_timed() {
     let mut lengths = Lengths::default();
     let mut ledger = Ledger::default();
-    let wish = DraftLength::UpTo(4);
-    let next = |lengths: &Lengths, ledger: &Ledger| {
-        lengths.choose(&[LengthInput {
-            ledger,
-            wish,
-            room: 16,
-            context: 100,
-            heads: Guessers::heads(1),
-            pinned: None,
-            copy: None,
-        }])[0]
-            .tokens
-    };
+    let next =
+        |lengths: &Lengths, ledger: &Ledger| lengths.choose(&[of_one_head(ledger, 4)])[0].tokens;
     assert!(next(&lengths, &ledger) > 0);
     lengths.verified(&mut ledger, Guesser::HEAD, 3, 3);
     assert_eq!(next(&lengths, &ledger), 0);
@@ -253,16 +246,11 @@ fn with_copies(head: u64, copy: u64, (row, draft): (f64, f64)) -> (usize, usize,
         let n_tested = 8.min(accepted + 1);
         lengths.proposed(&mut ledger, 4, n_tested, first_wrong(copy, n_tested));
         let next = lengths.choose(&[LengthInput {
-            ledger: &ledger,
-            wish: DraftLength::UpTo(8),
-            room: 16,
-            context: 100,
-            heads: Guessers::heads(1),
-            pinned: None,
             copy: Some(Copy {
                 matched: 4,
                 tokens: 8,
             }),
+            ..of_one_head(&ledger, 8)
         }])[0];
         let verify = 10.0 + row * plan.tokens as f64;
         let guessed = Longest::of([next]).guessed();
@@ -322,13 +310,9 @@ fn streams_of_one_round_have_drafters_of_their_own() {
         });
     }
     let input = |ledger, matched| LengthInput {
-        ledger,
-        wish: DraftLength::UpTo(8),
-        room: 16,
         context: 9,
-        heads: Guessers::heads(1),
-        pinned: None,
         copy: Some(Copy { matched, tokens: 8 }),
+        ..of_one_head(ledger, 8)
     };
     let plans = lengths.choose(&[input(&copies, 5), input(&guesses, 2)]);
     assert_eq!(plans[0].guesser, Guesser::Ngram, "{plans:?}");

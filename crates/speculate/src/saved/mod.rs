@@ -33,7 +33,7 @@ use std::collections::VecDeque;
 pub struct SavedText {
     /// What the target remembers of it.
     pub target: Outline,
-    /// Its pieces of the target.
+    /// Pieces of the text that are the target's.
     pub n_pieces: usize,
     /// What each head has of it.
     pub heads: Vec<SavedHead>,
@@ -44,7 +44,7 @@ pub struct SavedText {
 pub struct SavedHead {
     /// What it remembers, where that cannot be made anew from the text.
     pub draft: Option<SavedDraft>,
-    /// Its pieces.
+    /// Pieces of the text that are the head's.
     pub n_pieces: usize,
 }
 
