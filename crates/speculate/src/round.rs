@@ -307,18 +307,20 @@ impl Speculator {
             if !is_first {
                 let n_accepted = verdict.n_accepted;
                 stream.stats.count(rows.n_drafted, n_accepted);
-                // Forced tokens say nothing of what the drafter's guesses are worth.
+                let n_own = rows.n_drafted - stream.n_forced(rows.n_drafted);
+                let n_own_accepted = n_accepted - stream.n_forced(n_accepted);
+                // Forced tokens say nothing of what the drafter's guesses are worth, and change
+                // what those after them are.
                 let n_guessed = stream.n_guessed.min(rows.n_drafted);
-                let n_accepted = n_accepted.min(n_guessed);
                 let Stream {
                     stats,
                     ledger,
                     guesser,
                     ..
                 } = &mut **stream;
-                stats.count_guesses(*guesser, n_guessed, n_accepted);
+                stats.count_guesses(*guesser, n_own, n_own_accepted);
                 self.lengths
-                    .verified(ledger, *guesser, n_guessed, n_accepted);
+                    .verified(ledger, *guesser, n_guessed, n_accepted.min(n_guessed));
             }
             self.judge_copy(stream, n_known);
         }

@@ -93,7 +93,7 @@ impl Stats {
         }
     }
 
-    /// Notes that the draft of a round began with `n_guessed` tokens of `guesser`, `n_accepted` of which stayed.
+    /// Notes that `guesser` guessed `n_guessed` tokens of the draft of a round, `n_accepted` of which stayed.
     pub(crate) fn count_guesses(&mut self, guesser: Guesser, n_guessed: usize, n_accepted: usize) {
         let of = &mut self.by_guesser[guesser.index()];
         of.rounds += u64::from(n_guessed > 0);
