@@ -24,10 +24,12 @@ const HEADS: &[(&str, &str)] = &[
 #[test]
 fn speculation_never_changes_a_token_with_any_block_drafter() {
     let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
-    assert_lossless_with_blocks(&cpu);
+    assert_lossless_with_blocks(true, &cpu);
 }
 
-pub(crate) fn assert_lossless_with_blocks(backend: &Arc<dyn Backend>) {
+/// Asserts that what is drafted by each of [`HEADS`] on `backend` changes no text. Weights stay in their files in some
+/// cells, if `has_mapped`.
+pub(crate) fn assert_lossless_with_blocks(has_mapped: bool, backend: &Arc<dyn Backend>) {
     for (s, &(head, target)) in HEADS.iter().enumerate() {
         let subject = Subject {
             target,
@@ -46,7 +48,7 @@ pub(crate) fn assert_lossless_with_blocks(backend: &Arc<dyn Backend>) {
                     length,
                     chunk,
                     width,
-                    mapped: (w + c) % 2 == 1,
+                    mapped: has_mapped && (w + c) % 2 == 1,
                     ..Setup::plain(subject, backend)
                 };
                 let got = write(&setup, &prompts, 0, &sampling, &truth);

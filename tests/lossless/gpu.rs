@@ -13,6 +13,7 @@ use crate::pooled::assert_vectors_hold;
 use crate::preempt::assert_preemption_changes_nothing;
 use crate::reuse::assert_reuse_changes_nothing;
 use crate::samplings;
+use crate::several::{assert_drafters_can_be_replaced, assert_several_heads_change_nothing};
 use crate::share::assert_sharing_changes_nothing;
 use crate::sound::{HEARING, assert_sounds_change_nothing};
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
@@ -55,7 +56,27 @@ fn speculation_never_changes_a_token_with_any_block_drafter_on_a_gpu() {
         Ok(gpu) => Arc::new(gpu),
         Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
     };
-    assert_lossless_with_blocks(&gpu);
+    assert_lossless_with_blocks(false, &gpu);
+}
+
+#[test]
+fn several_heads_change_no_token_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_several_heads_change_nothing(s, subject, &gpu);
+    }
+}
+
+#[test]
+fn drafters_can_be_replaced_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    assert_drafters_can_be_replaced(&gpu);
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &A
         Draft::Model,
         Draft::TWO,
     ];
+    let (mut hits, mut cells) = (0, 0);
     for (d, draft) in drafts.into_iter().enumerate() {
         if subject.lacks(draft) {
             continue;
@@ -44,9 +45,19 @@ pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &A
             kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][(s + d) % 2]),
             ..Setup::plain(subject, b)
         };
-        converse(&setup, &samplings()[(s + d) % 3].1, (100 * s + d) as u64);
+        hits += converse(&setup, &samplings()[(s + d) % 3].1, (100 * s + d) as u64);
+        cells += 1;
     }
+    // Where a text can begin at snapshots only, few turns find one that is still there, and which depends on the texts.
+    let (what, turns) = (subject.target, TURNS * cells);
+    assert!(
+        hits >= 5 * cells,
+        "{what}: {hits} of {turns} turns found a beginning"
+    );
 }
+
+/// Turns of all conversations with a drafter.
+const TURNS: usize = 24;
 
 /// A turn that runs.
 struct Turn {
@@ -57,7 +68,8 @@ struct Turn {
     options: StreamOptions,
 }
 
-fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
+/// Returns how many turns have found a beginning.
+fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) -> usize {
     let what = format!(
         "{} {:?} chunk {}",
         setup.subject.target, setup.draft, setup.chunk
@@ -76,11 +88,11 @@ fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
         .collect();
     let (mut running, mut turn) = (Vec::<Turn>::new(), 0);
     let (mut hits, mut most) = (0, 0);
-    while turn < 24 || !running.is_empty() {
+    while turn < TURNS || !running.is_empty() {
         let free: Vec<usize> = (0..texts.len())
             .filter(|&i| running.iter().all(|turn| turn.of != i))
             .collect();
-        if turn < 24 && running.len() < setup.width {
+        if turn < TURNS && running.len() < setup.width {
             let of = free[rng.below(free.len() as u32) as usize];
             let (text, marks) = &mut texts[of];
             if text.len() > CONTEXT - 110 {
@@ -148,10 +160,7 @@ fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
             );
         }
     }
-    assert!(
-        hits >= 4,
-        "{what}: {hits} of {turn} turns found a beginning"
-    );
+    assert!(hits > 0, "{what}: no turn found a beginning");
     assert!(warm.evictions().texts > 0, "{what}: {:?}", warm.evictions());
     assert!(most > setup.width, "{what}: texts outlive places");
     warm.discard_all();
@@ -161,6 +170,7 @@ fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
         "{what}: every page is back"
     );
     assert_eq!(warm.memory().n_open(), 0, "{what}: every sequence is back");
+    hits
 }
 
 /// What a stream after `prompt` writes after a cold start.

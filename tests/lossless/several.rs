@@ -3,12 +3,16 @@
 
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
-use crate::writing::{Setup, Written, assert_same, backend, write};
+use crate::writing::{
+    Setup, Text, Written, assert_same, backend, drafters, speculator, take_turns, write,
+};
 use backend::{Backend, KvFormat};
 use cpu::Isa;
+use models::load_target;
 use speculate::DraftLength::{self, Fixed, UpTo};
-use speculate::{Guesser, Sampling};
+use speculate::{Guesser, Sampling, Speculator, StreamOptions, TopLogprobs};
 use std::sync::Arc;
+use weights::Checkpoint;
 
 const COMBINATIONS: [Draft; 6] = [
     Draft::TWO,
@@ -66,6 +70,63 @@ pub(crate) fn assert_several_heads_change_nothing(
                     assert_all_have_guessed(&setup, &got);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn drafters_can_be_replaced() {
+    let b = backend(*Isa::available().last().unwrap(), 2);
+    assert_drafters_can_be_replaced(&b);
+}
+
+/// Asserts that texts are those of plain decoding, and drafted, after the drafters of a speculator have been replaced
+/// by others, which may read other rows inside the target.
+pub(crate) fn assert_drafters_can_be_replaced(b: &Arc<dyn Backend>) {
+    for &subject in TINY.iter().chain(TRAINED) {
+        let setup = |draft| Setup {
+            draft,
+            chunk: 64,
+            constrained: false,
+            ..Setup::plain(subject, b)
+        };
+        let prompt = prompts(1, vocab(subject), 3).remove(0);
+        let write = |speculator: &mut Speculator| {
+            let options = StreamOptions {
+                sampling: Sampling::default(),
+                max_tokens: 20,
+                stop_tokens: Arc::new([]),
+                draft: Fixed(3),
+                logprobs: Some(TopLogprobs::of_logits(1)),
+            };
+            let mut stream = speculator.open(prompt.clone(), options).unwrap();
+            while stream.finish().is_none() {
+                take_turns(speculator, &mut [&mut stream]);
+                speculator.round(&mut [&mut stream], 64).unwrap();
+            }
+            let (text, drafted) = (Text::of(&mut stream), stream.stats().drafted());
+            speculator.close(stream);
+            (text, drafted)
+        };
+        let checkpoint = Checkpoint::open(&subject.folder()).unwrap();
+        let target = load_target(&**b, &checkpoint).unwrap();
+        let mut one = speculator(&setup(Draft::None), &[], &|drafter| drafter);
+        let (want, _) = write(&mut one);
+        for draft in [
+            Draft::Head,
+            Draft::Eagle3,
+            Draft::Block,
+            Draft::TWO,
+            Draft::Head,
+        ] {
+            if subject.lacks(draft) {
+                continue;
+            }
+            one.replace_drafters(drafters(&setup(draft), &[], &|drafter| drafter, &*target));
+            let (got, drafted) = write(&mut one);
+            let what = format!("{} {draft:?}", subject.target);
+            assert!(got == want, "{what} parts at {:?}", got.parting(&want));
+            assert!(drafted > 0, "{what}");
         }
     }
 }

@@ -6,7 +6,9 @@ use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
-use models::{BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
+use models::{
+    BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target,
+};
 use speculate::draft::{Assistant, Block, Chained, DraftModel, Forced};
 use speculate::{
     DraftLength, Drafter, Drafters, Guesser, Guesses, Logprobs, Prompt, Sampling, Speculator,
@@ -221,28 +223,52 @@ pub(crate) fn speculator(
     wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
 ) -> Speculator {
     let b = setup.backend;
-    let open = |folder: &str| {
-        let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
-        checkpoint.keep_mapped(setup.mapped);
-        checkpoint
-    };
-    let checkpoint = open(setup.subject.folder().to_str().expect("a path"));
     b.left_in_files();
-    let target = load_target(&**b, &checkpoint).unwrap();
+    let target = load_target(&**b, &open(setup, &setup.target())).unwrap();
     let left = b.left_in_files() > 0;
     assert_eq!(left, setup.mapped, "weights stay in their files");
-    let size = MemorySize {
-        sequences: setup.width,
-        context: setup.context,
-        step_rows: setup.chunk,
-        kv_format: setup.kv_format,
-        running_pages: None,
-        kept: KeptSize {
-            pages: 10,
-            snapshots: 4,
-        },
-    };
-    let memory = Memory::new(&**b, target.plan(), size);
+    let memory = Memory::new(&**b, target.plan(), setup.size());
+    let drafters = drafters(setup, truth, wrap, &*target);
+    Speculator::new(b.clone(), target, memory, drafters)
+}
+
+/// A model of `setup` in `folder`.
+fn open(setup: &Setup<'_>, folder: &str) -> Checkpoint {
+    let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+    checkpoint.keep_mapped(setup.mapped);
+    checkpoint
+}
+
+impl Setup<'_> {
+    /// The folder of the target.
+    fn target(&self) -> String {
+        self.subject.folder().to_str().expect("a path").to_owned()
+    }
+
+    fn size(&self) -> MemorySize {
+        MemorySize {
+            sequences: self.width,
+            context: self.context,
+            step_rows: self.chunk,
+            kv_format: self.kv_format,
+            running_pages: None,
+            kept: KeptSize {
+                pages: 10,
+                snapshots: 4,
+            },
+        }
+    }
+}
+
+/// What drafts in a cell for `target`, each head as `wrap` makes it.
+pub(crate) fn drafters(
+    setup: &Setup<'_>,
+    truth: &[Text],
+    wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
+    target: &dyn Target,
+) -> Drafters {
+    let (b, size) = (setup.backend, setup.size());
+    let open = |folder: &str| open(setup, folder);
     // So many that some texts are covered and others are not.
     let ids: Vec<u32> = (0..target.vocab_size() as u32)
         .filter(|id| id % 16 != 7)
@@ -254,17 +280,18 @@ pub(crate) fn speculator(
             Draft::Head | Draft::Portfolio => Some(match setup.subject.assistant {
                 Some(folder) => {
                     let checkpoint = open(folder);
-                    let mut head = Gemma4Assistant::load(&**b, &checkpoint, &*target).unwrap();
+                    let mut head = Gemma4Assistant::load(&**b, &checkpoint, target).unwrap();
                     if setup.shortlist {
                         head = head.with_shortlist(&**b, &checkpoint, &ids).unwrap();
                     }
                     Box::new(Assistant::new(head))
                 }
                 None => {
-                    let mut head = Qwen35Mtp::load(&**b, &checkpoint, &*target).unwrap();
+                    let checkpoint = open(&setup.target());
+                    let mut head = Qwen35Mtp::load(&**b, &checkpoint, target).unwrap();
                     if setup.shortlist {
                         head = head
-                            .with_shortlist(&**b, &checkpoint, &*target, &ids)
+                            .with_shortlist(&**b, &checkpoint, target, &ids)
                             .unwrap();
                     }
                     let memory = Memory::new(&**b, head.plan(), size);
@@ -274,7 +301,7 @@ pub(crate) fn speculator(
             Draft::Eagle3 => {
                 let folder = setup.subject.eagle3.expect("the subject has one");
                 let checkpoint = open(folder);
-                let head = Eagle3::load(&**b, &checkpoint, &*target).unwrap();
+                let head = Eagle3::load(&**b, &checkpoint, target).unwrap();
                 let memory = Memory::new(&**b, head.plan(), size);
                 Some(Box::new(Chained::new(head, memory)))
             }
@@ -286,7 +313,7 @@ pub(crate) fn speculator(
                     let seeded = SeededBlock::new(block);
                     (seeded.checkpoint(), seeded.kind)
                 };
-                let head = BlockHead::load(&**b, &checkpoint, &*target, kind).unwrap();
+                let head = BlockHead::load(&**b, &checkpoint, target, kind).unwrap();
                 let memory = Memory::new(&**b, head.plan(), size);
                 Some(Box::new(Block::new(head, memory)))
             }
@@ -309,7 +336,7 @@ pub(crate) fn speculator(
             drafters = drafters.with_ngrams();
         }
     }
-    Speculator::new(b.clone(), target, memory, drafters)
+    drafters
 }
 
 /// Has the drafters of `speculator` guess in turn for each of `streams`, round by round, if several have heads.

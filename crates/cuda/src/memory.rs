@@ -3,7 +3,9 @@
 //! Everything runs on one stream, so a buffer may be given out again while
 //! kernels that use it still wait: whoever gets it runs after them. Recorded
 //! steps are the exception, for they run again later. Their buffers come from a
-//! pool of their own; between two steps nothing lives there but their results.
+//! pool of their own, which records share, since they run one after the other. What a step
+//! leaves behind, its results, lies in blocks that no earlier record writes to ([`Arena::own`]), so it
+//! lasts while other steps run.
 //!
 //! A tensor is a [`Cell`], which gets a buffer when the op that makes it is launched. The list of
 //! ops holds the cells that its ops read; so a buffer goes back to the arena when neither
@@ -22,6 +24,8 @@ pub(crate) struct Block {
     driver: Arc<Driver>,
     pub(crate) address: Address,
     pub(crate) bytes: usize,
+    /// The number of the record for which it was allocated; 0 outside of records.
+    record: u64,
 }
 
 impl Block {
@@ -31,6 +35,7 @@ impl Block {
             address: driver.allocate(bytes, what),
             driver: driver.clone(),
             bytes,
+            record: 0,
         }
     }
 
@@ -58,6 +63,12 @@ impl Drop for Block {
 struct Pools {
     free: [HashMap<usize, Vec<Block>>; 2],
     recording: bool,
+    /// The number of the newest record, from 1.
+    record: u64,
+    /// Buffers given out since [`Arena::own`].
+    n_given: usize,
+    /// Which of these get a block of their own.
+    own: Vec<usize>,
 }
 
 /// Where a step's buffers come from.
@@ -77,9 +88,20 @@ impl Arena {
         })
     }
 
-    /// Chooses the pool that buffers come from from now on.
+    /// Has buffers come from the pool of records from now on, for another record, or from the ordinary one
+    /// again.
     pub(crate) fn recording(&self, recording: bool) {
-        lock(&self.pools).recording = recording;
+        let mut pools = lock(&self.pools);
+        pools.recording = recording;
+        pools.record += u64::from(recording);
+        pools.own.clear();
+    }
+
+    /// Counts the buffers given out from here, and gives those whose numbers are in `own` a block that no record
+    /// has used.
+    pub(crate) fn own(&self, own: Vec<usize>) {
+        let mut pools = lock(&self.pools);
+        (pools.n_given, pools.own) = (0, own);
     }
 
     /// A buffer of at least `bytes`, of unspecified content.
@@ -89,11 +111,21 @@ impl Arena {
         let size = bytes.max(1).next_multiple_of(quarter);
         let mut pools = lock(&self.pools);
         let pool = usize::from(pools.recording);
-        let kept = pools.free[pool].get_mut(&size).and_then(Vec::pop);
+        let number = pools.n_given;
+        pools.n_given += 1;
+        let is_own = pools.own.contains(&number);
+        let free = pools.free[pool].get_mut(&size).filter(|_| !is_own);
+        let kept = free.and_then(Vec::pop);
+        let record = if pools.recording { pools.record } else { 0 };
         drop(pools);
-        let block = kept.unwrap_or_else(|| Block::new(&self.driver, size, "a step's tensor"));
+        let block = kept.unwrap_or_else(|| {
+            let mut block = Block::new(&self.driver, size, "a step's tensor");
+            block.record = record;
+            block
+        });
         Buffer {
             address: block.address,
+            number,
             block: Some((block, pool, self.clone())),
         }
     }
@@ -109,8 +141,18 @@ impl Arena {
 /// Memory that goes back to the arena.
 pub(crate) struct Buffer {
     pub(crate) address: Address,
+    /// How many buffers were given out before it since [`Arena::own`].
+    number: usize,
     /// The block, its pool and its arena; nothing, where somebody else owns the memory.
     block: Option<(Block, usize, Arc<Arena>)>,
+}
+
+impl Buffer {
+    /// Whether an earlier record than the newest one may write to its block.
+    fn is_shared(&self) -> bool {
+        let block = self.block.as_ref();
+        block.is_some_and(|(block, _, home)| block.record != lock(&home.pools).record)
+    }
 }
 
 impl Drop for Buffer {
@@ -176,11 +218,25 @@ impl Cell {
         let address = lock(&self.buffer).as_ref().map_or(0, |b| b.address);
         let buffer = Buffer {
             address,
+            number: 0,
             block: None,
         };
         let alias = Cell::with(self.shape, self.bytes, Some(buffer));
         *lock(&alias.f16) = self.f16_copy();
         alias
+    }
+
+    /// The numbers, as [`Arena::own`] counts them, of the buffers of this tensor and its f16 copy, and whether an
+    /// earlier record than the newest one may write to them.
+    pub(crate) fn buffers(&self) -> Vec<(usize, bool)> {
+        let buffer = lock(&self.buffer);
+        let number = |buffer: &Buffer| (buffer.number, buffer.is_shared());
+        let mut numbers: Vec<_> = buffer.as_ref().map(number).into_iter().collect();
+        drop(buffer);
+        if let Some(copy) = self.f16_copy() {
+            numbers.extend(copy.buffers());
+        }
+        numbers
     }
 
     /// Where its values lie. Without memory it gets some, of unspecified content.

@@ -247,33 +247,66 @@ fn record(
     // What was asked for before is not part of the step.
     cuda.flush();
     cuda.device.arena.recording(true);
+    let record = record_apart(cuda, inputs, work);
+    cuda.device.arena.recording(false);
+    record
+}
+
+/// Records a step whose inputs and results lie where no other record writes. Which buffers are results shows at the
+/// end only; so where they got memory that others use, the step is recorded again.
+fn record_apart(
+    cuda: &Cuda,
+    inputs: &[&Tensor],
+    work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+) -> Option<Record> {
+    let arena = &cuda.device.arena;
+    let mut own = Vec::new();
+    for _ in 0..2 {
+        arena.own((0..inputs.len()).collect());
+        // New ones each time, since ops leave f16 copies with what they read.
+        let inputs: Vec<Tensor> = inputs
+            .iter()
+            .map(|x| cuda.scratch(x.rows(), x.cols()))
+            .collect();
+        // Each input gets its memory before the record begins.
+        for x in &inputs {
+            cuda.address(x);
+        }
+        arena.own(own);
+        let borrowed: Vec<&Tensor> = inputs.iter().collect();
+        let (graph, outputs) = capture(cuda, &borrowed, work)?;
+        let buffers = outputs.iter().flat_map(|x| cell(x).buffers());
+        let (numbers, is_shared): (Vec<usize>, Vec<bool>) = buffers.unzip();
+        if !is_shared.contains(&true) {
+            return Some(Record {
+                graph,
+                inputs,
+                outputs,
+            });
+        }
+        own = numbers;
+    }
+    None
+}
+
+/// What `work` launches on `inputs`, as a graph, and what it makes; nothing, if the host had to take part.
+fn capture(
+    cuda: &Cuda,
+    inputs: &[&Tensor],
+    work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+) -> Option<(Graph, Vec<Tensor>)> {
     cuda.state().recording = Some(Recording {
         batch: Batch::default(),
         at: 0,
         chosen: None,
     });
-    let inputs: Vec<Tensor> = inputs
-        .iter()
-        .map(|x| cuda.scratch(x.rows(), x.cols()))
-        .collect();
-    // Each input gets its memory before the record begins.
-    for x in &inputs {
-        cuda.address(x);
-    }
-    let borrowed: Vec<&Tensor> = inputs.iter().collect();
-    let recorded = cuda.device.driver.record(|| {
-        let made = work(&borrowed);
+    let captured = cuda.device.driver.record(|| {
+        let made = work(inputs);
         cuda.flush();
         made
     });
     cuda.state().recording = None;
-    cuda.device.arena.recording(false);
-    let (graph, outputs) = recorded?;
-    Some(Record {
-        graph,
-        inputs,
-        outputs,
-    })
+    captured
 }
 
 /// Runs a record with the step's rows in `words` and the values of `inputs`.
@@ -295,7 +328,8 @@ fn replay(cuda: &Cuda, record: &Record, words: &[u32], inputs: &[&Tensor]) -> Ve
 #[cfg(test)]
 mod tests {
     use super::{MAX_ROWS, longest, size};
-    use backend::{Batch, BatchSeq, Row};
+    use crate::{Cuda, DryRun};
+    use backend::{Batch, BatchSeq, Ops, Record, Row, StepKey, Store, Tensor};
 
     fn batch(rows_of: &[usize]) -> Batch {
         let mut batch = Batch::default();
@@ -312,6 +346,50 @@ mod tests {
             });
         }
         batch
+    }
+
+    /// Needs no GPU: where results lie.
+    #[test]
+    fn results_of_a_step_lie_where_no_other_record_writes() {
+        let cuda = Cuda::dry_run(DryRun::default());
+        let x = cuda.upload(4, 64, &[1.0; 4 * 64]);
+        let norm = |x: &Tensor| cuda.rms_norm(x, None, 64, 1e-6);
+        // Where a step leaves the results of the last `n` of some norms of norms.
+        let results = |n_norms: usize, n: usize| {
+            let key = StepKey::fresh();
+            let mut work = |x: &[&Tensor]| {
+                let mut made = vec![norm(x[0])];
+                while made.len() < n_norms {
+                    made.push(norm(&made[made.len() - 1]));
+                }
+                made.split_off(n_norms - n)
+            };
+            // The first time it runs as it comes, the second time it is recorded.
+            let mut step = || cuda.step(key, &batch(&[4]), &[&x], &mut work);
+            let made = [step(), step(), step()];
+            let at = |i: usize| made[i].iter().map(|x| cuda.address(x));
+            let (second, third): (Vec<_>, Vec<_>) = (at(1).collect(), at(2).collect());
+            assert_eq!(second, third, "a record leaves its results in one place");
+            second
+        };
+        // Blocks that records have written to.
+        let arena = &cuda.device.arena;
+        let written = || {
+            arena.recording(true);
+            let blocks = [(); 2].map(|()| arena.buffer(4 * 4 * 64));
+            arena.recording(false);
+            let mut addresses = blocks.map(|block| block.address);
+            addresses.sort_unstable();
+            addresses
+        };
+        let first = results(2, 1);
+        let scratch = written();
+        assert_eq!(written(), scratch);
+        for (n_norms, n) in [(1, 1), (3, 2), (3, 3)] {
+            for address in results(n_norms, n) {
+                assert!(!scratch.contains(&address) && !first.contains(&address));
+            }
+        }
     }
 
     #[test]

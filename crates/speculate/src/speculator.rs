@@ -130,6 +130,8 @@ impl Speculator {
         self.restoring = None;
         assert!(is_idle, "no stream is open or parked");
         self.drafters = drafters.into();
+        // A step makes the rows that heads read, so others are other steps.
+        self.key = StepKey::fresh();
         // The old ones' guesses say nothing of what the new ones' are worth.
         self.lengths = Lengths::default();
     }

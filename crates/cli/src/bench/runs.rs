@@ -5,7 +5,7 @@ use super::prompts::{Prompt, RANDOM_TEMPERATURE};
 use super::steps::median;
 use crate::args::{BenchArgs, OutputArgs};
 use anyhow::{Result, bail};
-use engine::{Accept, Engine, Request, RequestOutcome, Sampling, Speculation};
+use engine::{Accept, Engine, ModelInfo, Request, RequestOutcome, Sampling, Speculation};
 use serde::Serialize;
 
 /// The class that sums up all others.
@@ -107,6 +107,31 @@ pub(super) fn ratio(a: f64, b: f64) -> f64 {
     if b > 0.0 { a / b } else { 0.0 }
 }
 
+/// Tokens that a text of a warm-up reads and writes, at most.
+const WARM_UP_TOKENS: usize = 32;
+
+/// A request like that after `prompt` with drafts of `draft`, but short: the first steps of a kind can take longer, as
+/// where a GPU's kernels are compiled and recorded, and are not to be timed. A longer text has no other steps.
+pub(super) fn warm_up(
+    args: &BenchArgs,
+    info: &ModelInfo,
+    prompt: &Prompt,
+    temperature: f32,
+    draft: BenchLength,
+) -> Request {
+    let first = prompt.ids.len().saturating_sub(WARM_UP_TOKENS);
+    let short = Prompt {
+        ids: prompt.ids[first..].to_vec(),
+        class: prompt.class.clone(),
+        ..*prompt
+    };
+    let mut request = request(args, &short, 0, temperature);
+    (request.draft, request.drafters) = draft.of_request(info);
+    request.max_tokens = Some(args.max_tokens.min(WARM_UP_TOKENS));
+    request.ignore_eos = true;
+    request
+}
+
 /// Writes after every prompt with every draft length and temperature.
 pub(super) fn generate(
     args: &BenchArgs,
@@ -116,6 +141,12 @@ pub(super) fn generate(
 ) -> Result<Vec<Run>> {
     let info = engine.info();
     let lengths = lengths(&args.draft_lengths, info.drafter.is_some());
+    if let (Some(prompt), Some(&temperature)) = (prompts.first(), args.temperatures.first()) {
+        for &draft in &lengths {
+            // Why one fails is told of the prompts that are timed.
+            let _ = engine.complete(warm_up(args, info, prompt, temperature, draft));
+        }
+    }
     let mut runs: Vec<Run> = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let temperatures = match prompt.is_random {

@@ -1,7 +1,7 @@
 //! The rows of a cell: the same texts with every draft length.
 
 use super::super::prompts::Prompt;
-use super::super::runs::{Positions, is_exact, request};
+use super::super::runs::{Positions, is_exact, request, warm_up};
 use super::super::steps::median;
 use super::rounds::Rounds;
 use super::{BenchLength, Cell, Row, Sizes};
@@ -59,6 +59,11 @@ impl Writer<'_> {
         draft: BenchLength,
         known: &mut Known,
     ) -> Result<Result<Row, String>> {
+        let wave = (0..self.cell.batch).map(|text| self.warm_up(texts, text, temperature, draft));
+        if let Err(error) = self.write(wave.collect()) {
+            return Ok(Err(error.to_string()));
+        }
+        self.rounds.take(self.cell.batch);
         let mut positions = Positions::default();
         let mut first_tokens_ms = Vec::new();
         let (mut n_texts, mut n_tokens) = (0, 0);
@@ -106,6 +111,11 @@ impl Writer<'_> {
             sizes: self.sizes.clone(),
             resident_bytes: machine::resident(),
         }))
+    }
+
+    fn warm_up(&self, texts: &Texts, text: usize, temperature: f32, draft: BenchLength) -> Request {
+        let prompt = &texts.prompts[text % texts.prompts.len()];
+        warm_up(self.args, self.engine.info(), prompt, temperature, draft)
     }
 
     fn request(&self, texts: &Texts, text: usize, temperature: f32, draft: BenchLength) -> Request {
