@@ -56,6 +56,23 @@ fn requests() -> Vec<Value> {
     all
 }
 
+/// The records of all answers to the requests, each with its request.
+async fn records(server: &Server) -> Vec<(Value, Value)> {
+    let mut records = Vec::new();
+    for body in requests() {
+        let answer = server.chat(&body).await.json();
+        let choices = answer["choices"].as_array().unwrap();
+        match &choices[..] {
+            [_] => records.push((body, answer["speculation"].clone())),
+            several => {
+                let each = several.iter().map(|choice| choice["speculation"].clone());
+                records.extend(each.map(|record| (body.clone(), record)));
+            }
+        }
+    }
+    records
+}
+
 #[tokio::test]
 async fn drafters_and_forced_tokens_add_up_to_all_drafts() {
     let dspark = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5-dspark");
@@ -87,8 +104,7 @@ async fn drafters_and_forced_tokens_add_up_to_all_drafts() {
 
     // What records say, each counter by drafter.
     let mut told: [BTreeMap<String, u64>; 3] = Default::default();
-    for body in requests() {
-        let record = server.chat(&body).await.json()["speculation"].clone();
+    for (body, record) in records(&server).await {
         let (mut drafted, mut accepted) = (0, 0);
         for counts in record["by_drafter"].as_array().into_iter().flatten() {
             let of = |name: &str| counts[name].as_u64().unwrap();
