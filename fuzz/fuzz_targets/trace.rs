@@ -24,5 +24,10 @@ fuzz_target!(|data: &[u8]| {
             let shares = [row.extrapolated, row.untimed];
             assert!(shares.iter().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{row:?}");
         }
+        for row in replay.by_drafter.iter().flat_map(|of| &of.rows) {
+            assert!(row.ms_per_round.is_finite() && row.tokens_per_round >= 1.0, "{row:?}");
+            let shares = [row.extrapolated, row.untimed];
+            assert!(shares.iter().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{row:?}");
+        }
     }
 });

@@ -139,6 +139,7 @@ pub(crate) fn write_with(
             }
             written.forced += stream.stats().forced;
             let guesses = Guesser::ALL.map(|guesser| stream.stats().guesses(guesser));
+            assert_adds_up(stream.stats());
             written.guesses.push(guesses);
             written.drafted += stream.stats().drafted();
             written.accepted += stream.stats().accepted();
@@ -339,19 +340,24 @@ pub(crate) fn drafters(
     drafters
 }
 
+/// Asserts that each drafted and each accepted token is of a drafter or forced.
+fn assert_adds_up(stats: &Stats) {
+    let sum = |of: fn(&Guesses) -> u64| stats.by_guesser.iter().map(of).sum::<u64>();
+    let (drafted, accepted) = (sum(|g| g.drafted), sum(|g| g.accepted));
+    assert_eq!(drafted + stats.forced, stats.drafted(), "{stats:?}");
+    assert_eq!(
+        accepted + stats.forced_accepted,
+        stats.accepted(),
+        "{stats:?}"
+    );
+}
+
 /// Has the drafters of `speculator` guess in turn for each of `streams`, round by round, if several have heads.
 pub(crate) fn take_turns(speculator: &Speculator, streams: &mut [&mut Stream]) {
-    let (n, n_heads) = (speculator.drafters().len(), speculator.n_heads());
-    if n_heads < 2 {
+    if speculator.n_heads() < 2 {
         return;
     }
-    for stream in streams {
-        let turn = stream.stats().rounds as usize % n;
-        stream.draft_by(Some(match turn < n_heads {
-            true => Guesser::Head(turn),
-            false => Guesser::Ngram,
-        }));
-    }
+    streams.iter_mut().for_each(|stream| stream.take_turns());
 }
 
 /// What a stream has written, and how likely the target held it.

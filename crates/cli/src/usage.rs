@@ -218,6 +218,7 @@ mod tests {
         ("no-overlap", "run chat serve bench", "when text is sent"),
         ("draft-lengths", "bench", "rows of the table"),
         ("draft-fixed", "replay", "rows of the table"),
+        ("drafter", "replay", "the drafters that are told of"),
         ("contexts", "bench", "rows of the table"),
         ("kv-formats", "bench", "rows of the table"),
         ("batch", "bench", "rows of the table"),

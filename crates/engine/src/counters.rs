@@ -1,7 +1,9 @@
 //! What the engine has done: numbers that anybody may read while it runs.
 
 use crate::multimodal::MediaCounts;
+use crate::request::{DrafterCounts, Speculation};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What the engine has done since it started.
 #[derive(Debug, Default)]
@@ -34,6 +36,13 @@ pub struct Counters {
     pub accepted: AtomicU64,
     /// Draft tokens accepted, by position.
     pub accepted_by_position: [AtomicU64; backend::MAX_TENTATIVE],
+    /// Tokens drafted that a grammar left no choice about. With those that drafters have guessed they are
+    /// [`Counters::drafted`].
+    pub forced: AtomicU64,
+    /// Forced tokens accepted. With the accepted guesses of drafters they are [`Counters::accepted`].
+    pub forced_accepted: AtomicU64,
+    /// What each drafter has guessed.
+    pub by_drafter: DrafterTally,
     /// Pages of keys and values in use by requests that run.
     pub pages_used: AtomicUsize,
     /// Pages of keys and values.
@@ -62,18 +71,70 @@ pub struct Counters {
     pub media: MediaCounts,
 }
 
+/// What each drafter has guessed, over all requests that have ended.
+#[derive(Debug, Default)]
+pub struct DrafterTally(Mutex<Vec<DrafterCounts>>);
+
+impl DrafterTally {
+    /// Counts of each drafter that has guessed, in the order in which they first did.
+    pub fn get(&self) -> Vec<DrafterCounts> {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.clone()
+    }
+
+    /// Adds what the drafters of a request have guessed.
+    fn add(&self, request: &[DrafterCounts]) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        DrafterCounts::add(&mut all, request);
+    }
+}
+
 impl Counters {
-    /// Sets all gauges to 0: no engine runs.
-    pub(crate) fn clear_gauges(&self) {
+    /// Adds what speculation did for a request that has ended.
+    pub(crate) fn add_speculation(&self, record: &Speculation) {
+        let drafts = record.by_position.first().map_or(0, |p| p.drafted);
+        for (counter, more) in [
+            (&self.drafts, drafts),
+            (&self.drafted, record.drafted),
+            (&self.accepted, record.accepted),
+            (&self.forced, record.forced),
+            (&self.forced_accepted, record.forced_accepted),
+        ] {
+            counter.fetch_add(more, Ordering::Relaxed);
+        }
+        for (counter, position) in self.accepted_by_position.iter().zip(&record.by_position) {
+            counter.fetch_add(position.accepted, Ordering::Relaxed);
+        }
+        self.by_drafter.add(&record.by_drafter);
+    }
+
+    /// Notes that `n` requests wait no longer that an engine has not taken. An engine that ends meanwhile has
+    /// set the gauge to 0 already.
+    pub(crate) fn leave_queue(&self, n: usize) {
+        let rest = |waiting: usize| Some(waiting.saturating_sub(n));
+        let update = self
+            .waiting
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, rest);
+        debug_assert!(update.is_ok(), "there is always a rest");
+    }
+}
+
+/// The gauges of an engine's thread: they are 0 when it has ended, by a panic too.
+#[derive(Debug)]
+pub(crate) struct GaugesOfThread(pub(crate) Arc<Counters>);
+
+impl Drop for GaugesOfThread {
+    fn drop(&mut self) {
+        let of = &self.0;
         for gauge in [
-            &self.running,
-            &self.waiting,
-            &self.pages_used,
-            &self.pages,
-            &self.kept_texts,
-            &self.kept_bytes,
-            &self.disk_files,
-            &self.disk_bytes,
+            &of.running,
+            &of.waiting,
+            &of.pages_used,
+            &of.pages,
+            &of.kept_texts,
+            &of.kept_bytes,
+            &of.disk_files,
+            &of.disk_bytes,
         ] {
             gauge.store(0, Ordering::Release);
         }

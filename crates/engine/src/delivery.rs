@@ -65,8 +65,8 @@ pub(crate) struct Reply {
     read: usize,
     /// Tokens of the stream's output that have been delivered.
     delivered: usize,
-    /// When the first token came, if one has come.
-    first_token: Option<Instant>,
+    /// When the first token came, and when the newest one did, if one has come.
+    token_times: Option<(Instant, Instant)>,
 }
 
 /// How a request ends.
@@ -397,7 +397,7 @@ impl Reply {
             stop_strings,
             read: progress.done,
             delivered: 0,
-            first_token: None,
+            token_times: None,
         })
     }
 
@@ -433,7 +433,10 @@ impl Reply {
                     .map_or(End::Text(FinishReason::Length), End::of_stream),
             );
         }
-        self.first_token.get_or_insert_with(Instant::now);
+        if !news.tokens.is_empty() {
+            let now = Instant::now();
+            self.token_times.get_or_insert((now, now)).1 = now;
+        }
         let mut segments = Vec::new();
         if !self.writing.begun.is_empty() {
             Segment::last_of(&mut segments, Channel::Answer).text =
@@ -591,9 +594,9 @@ impl Running {
             completion_tokens: reply.delivered,
             reasoning_tokens: reply.writing.reasoning_tokens,
         };
-        let decode_ms = reply
-            .first_token
-            .map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3);
+        let decode_ms = reply.token_times.map_or(0.0, |(first, newest)| {
+            newest.duration_since(first).as_secs_f64() * 1e3
+        });
         let prefill_ms = stats.prefill.as_secs_f64() * 1e3;
         let rate = |tokens: usize, ms: f64| {
             if ms > 0.0 {

@@ -1,6 +1,6 @@
 //! The engine as its users hold it: submits requests to the thread that runs them all.
 
-use crate::counters::Counters;
+use crate::counters::{Counters, GaugesOfThread};
 use crate::disk::CacheFolder;
 use crate::footprint::Planned;
 use crate::grammars::Grammars;
@@ -105,7 +105,10 @@ impl Engine {
         };
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || Scheduler::new(model, options, inbox, own).run());
+            .spawn(move || {
+                let _gauges = GaugesOfThread(own.clone());
+                Scheduler::new(model, options, inbox, own).run()
+            });
         let thread = Mutex::new(Some(thread.expect("the engine's thread starts")));
         Engine {
             jobs: Mutex::new(Some(jobs)),
@@ -187,7 +190,7 @@ impl Engine {
         let n = requests.len();
         let waiting = self.counters.waiting.fetch_add(n, Ordering::AcqRel);
         if waiting + n > self.most_waiting() {
-            self.counters.waiting.fetch_sub(n, Ordering::AcqRel);
+            self.counters.leave_queue(n);
             return Err(Rejected::QueueFull { waiting });
         }
         let job = |(mut request, sink): (Request, Sink)| {
@@ -211,7 +214,7 @@ impl Engine {
             .as_ref()
             .is_some_and(|jobs| jobs.send(submitted).is_ok());
         if !sent {
-            self.counters.waiting.fetch_sub(n, Ordering::AcqRel);
+            self.counters.leave_queue(n);
             return Err(Rejected::Stopped);
         }
         Ok(cancels)
@@ -298,9 +301,7 @@ impl Engine {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         // A panic of the thread has been printed; there is nobody to tell here.
-        let speculator = thread.take()?.join().ok();
-        self.counters.clear_gauges();
-        speculator
+        thread.take()?.join().ok()
     }
 
     fn check(&self, request: &Request) -> Result<(), Rejected> {

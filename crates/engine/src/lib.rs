@@ -54,7 +54,7 @@ pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use cache::{Namespace, PageChange, PageGroup, PageKind, RowKey};
 pub use calibration::Calibration;
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
-pub use counters::Counters;
+pub use counters::{Counters, DrafterTally};
 pub use disk::CacheFolder;
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use embedding::{Embedding, Norm};

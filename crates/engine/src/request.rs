@@ -48,6 +48,9 @@ pub struct Request {
     pub draft: Option<DraftLength>,
     /// Who may guess, of those that the model has ([`ModelInfo::guesser`](crate::ModelInfo::guesser)).
     pub drafters: Guessers,
+    /// Whether those that may guess do so in turn, round by round, instead of whoever promises most: for checks,
+    /// which want drafts of all of them.
+    pub drafters_take_turns: bool,
     /// The rule by which drafted tokens are accepted; the engine's own if absent.
     pub accept: Option<Accept>,
     /// Whether tokens come with their log-probabilities, and with which. Those of the logits are
@@ -102,6 +105,7 @@ impl Request {
             tools: None,
             draft: None,
             drafters: Guessers::default(),
+            drafters_take_turns: false,
             accept: None,
             logprobs: None,
             trace: false,
@@ -453,6 +457,22 @@ pub struct DrafterCounts {
     pub accepted: u64,
 }
 
+impl DrafterCounts {
+    /// Adds `more` to `all`, drafter by drafter.
+    pub fn add(all: &mut Vec<DrafterCounts>, more: &[DrafterCounts]) {
+        for more in more {
+            match all.iter_mut().find(|of| of.drafter == more.drafter) {
+                Some(of) => {
+                    of.rounds += more.rounds;
+                    of.drafted += more.drafted;
+                    of.accepted += more.accepted;
+                }
+                None => all.push(more.clone()),
+            }
+        }
+    }
+}
+
 /// The decision record: whether a request was speculated on, and what came of
 /// it. Every response carries one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -474,9 +494,12 @@ pub struct Speculation {
     pub drafted: u64,
     /// Draft tokens accepted.
     pub accepted: u64,
-    /// Drafted tokens that a grammar left no choice about.
+    /// Drafted tokens that a grammar left no choice about: no drafter has guessed them.
     #[serde(skip_serializing_if = "is_zero")]
     pub forced: u64,
+    /// Forced tokens that were accepted.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub forced_accepted: u64,
     /// Tokens written per round, one that ends the text among them.
     pub tokens_per_round: f64,
     /// What each of the drafters that guessed has done.
@@ -542,6 +565,7 @@ impl Speculation {
             drafted: stats.drafted(),
             accepted: stats.accepted(),
             forced: stats.forced,
+            forced_accepted: stats.forced_accepted,
             tokens_per_round: if stats.rounds == 0 {
                 0.0
             } else {

@@ -280,25 +280,7 @@ impl Scheduler {
         self.counters
             .completion_tokens
             .fetch_add(outcome.usage.completion_tokens as u64, Ordering::Relaxed);
-        let speculation = &outcome.speculation;
-        self.counters.drafts.fetch_add(
-            speculation.by_position.first().map_or(0, |p| p.drafted),
-            Ordering::Relaxed,
-        );
-        self.counters
-            .drafted
-            .fetch_add(speculation.drafted, Ordering::Relaxed);
-        self.counters
-            .accepted
-            .fetch_add(speculation.accepted, Ordering::Relaxed);
-        for (counter, position) in self
-            .counters
-            .accepted_by_position
-            .iter()
-            .zip(&speculation.by_position)
-        {
-            counter.fetch_add(position.accepted, Ordering::Relaxed);
-        }
+        self.counters.add_speculation(&outcome.speculation);
         if running.reuses {
             self.counters
                 .cache_queries

@@ -78,7 +78,8 @@ pub(crate) async fn metrics(State(server): State<Arc<Server>>) -> Response<Body>
                 Some(loaded) => loaded.engine.counters().clone(),
                 None => entry.counters.clone(),
             },
-            positions: drafts.map_or(0, |info| info.draft_max),
+            positions: drafts.as_ref().map_or(0, |info| info.draft_max),
+            drafters: drafts.map_or_else(Vec::new, |info| info.drafters),
         }
     });
     let page = crate::metrics::render(&sources.collect::<Vec<_>>(), &server.http);

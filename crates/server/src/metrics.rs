@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use engine::{Counters, FinishReason, PAGE_ROWS, RequestOutcome};
+use engine::{Counters, DrafterCounts, FinishReason, PAGE_ROWS, RequestOutcome};
 
 /// Most values of one label; further ones count as `other`.
 const LABELS_MAX: usize = 128;
@@ -170,6 +170,8 @@ pub(crate) struct Source {
     pub(crate) counters: Arc<Counters>,
     /// Draft positions that have a sample.
     pub(crate) positions: usize,
+    /// Drafters that have a sample, whether they have guessed yet or not.
+    pub(crate) drafters: Vec<&'static str>,
 }
 
 impl Metrics {
@@ -279,6 +281,8 @@ enum Value {
     Tally(&'static str, fn(&Metrics) -> &Tally),
     /// Accepted draft tokens, a counter for each draft position.
     Positions,
+    /// What drafters have guessed, a counter for each.
+    Drafters(fn(&DrafterCounts) -> u64),
     /// The size and number of the KV cache's pages, as labels.
     Blocks,
     /// HTTP responses by route and status.
@@ -289,7 +293,9 @@ enum Value {
 
 /// Every series of the page, in the order of the page.
 const SERIES: &[Series] = {
-    use Value::{Blocks, Counter, Gauge, Histogram, Loaded, Positions, Responses, Seconds, Tally};
+    use Value::{
+        Blocks, Counter, Drafters, Gauge, Histogram, Loaded, Positions, Responses, Seconds, Tally,
+    };
     const fn series(name: &'static str, help: &'static str, value: Value) -> Series {
         Series { name, help, value }
     }
@@ -474,6 +480,31 @@ const SERIES: &[Series] = {
             Positions,
         ),
         series(
+            "paceline:spec_drafter_rounds_total",
+            "Rounds whose draft the drafter guessed.",
+            Drafters(|d| d.rounds),
+        ),
+        series(
+            "paceline:spec_drafter_draft_tokens_total",
+            "Tokens that the drafter guessed.",
+            Drafters(|d| d.drafted),
+        ),
+        series(
+            "paceline:spec_drafter_accepted_tokens_total",
+            "Tokens that the drafter guessed and that were accepted.",
+            Drafters(|d| d.accepted),
+        ),
+        series(
+            "paceline:spec_forced_draft_tokens_total",
+            "Draft tokens that a grammar left no choice about; no drafter guessed them.",
+            Counter(|c| &c.forced),
+        ),
+        series(
+            "paceline:spec_forced_accepted_tokens_total",
+            "Draft tokens that a grammar left no choice about and that were accepted.",
+            Counter(|c| &c.forced_accepted),
+        ),
+        series(
             "paceline:spec_disabled_total",
             "Requests without speculation.",
             Tally("reason", |m| &m.spec_disabled),
@@ -579,6 +610,7 @@ impl Page {
                 let accepted = &counters.accepted_by_position;
                 self.positions(name, &accepted[..source.positions.min(accepted.len())]);
             }
+            Value::Drafters(of) => self.drafters(name, &source.drafters, counters, of),
             Value::Blocks => {
                 let pages = gauge(&counters.pages);
                 let labels = format!(",block_size=\"{PAGE_ROWS}\",num_gpu_blocks=\"{pages}\"");
@@ -605,6 +637,26 @@ impl Page {
         for (position, counter) in counters.iter().enumerate() {
             let count = counter.load(Ordering::Relaxed);
             self.sample(name, &format!(",position=\"{position}\""), count as f64);
+        }
+    }
+
+    /// Adds a sample for each of `drafters`, and for each that has guessed before: a model may have come back with
+    /// others.
+    fn drafters(
+        &mut self,
+        name: &str,
+        drafters: &[&str],
+        counters: &Counters,
+        of: fn(&DrafterCounts) -> u64,
+    ) {
+        let counted = counters.by_drafter.get();
+        let idle = drafters.iter().copied();
+        let idle = idle.filter(|&name| counted.iter().all(|counts| counts.drafter != name));
+        let counts = counted.iter().map(|c| (c.drafter.as_str(), of(c)));
+        let all: BTreeMap<&str, u64> = counts.chain(idle.map(|name| (name, 0))).collect();
+        for (drafter, count) in all {
+            let label = format!(",drafter=\"{}\"", escape(drafter));
+            self.sample(name, &label, count as f64);
         }
     }
 
@@ -650,132 +702,4 @@ fn escape(label: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The page of one model called `name`.
-    fn page(metrics: Metrics, http: &Http, name: &str, positions: usize) -> String {
-        let source = Source {
-            model: name.to_owned(),
-            is_loaded: true,
-            metrics: Some(Arc::new(metrics)),
-            counters: Arc::default(),
-            positions,
-        };
-        render(&[source], http)
-    }
-
-    #[test]
-    fn several_models_share_each_series() {
-        let source = |model: &str, metrics| Source {
-            model: model.to_owned(),
-            is_loaded: model == "a",
-            metrics,
-            counters: Arc::default(),
-            positions: 0,
-        };
-        let http = Http::new(2);
-        http.count(Some(1), "/v1/x", 200);
-        http.count(None, "/health", 200);
-        let loaded = Some(Arc::new(Metrics::new(10)));
-        let page = render(&[source("a", loaded), source("b", None)], &http);
-        for line in [
-            "vllm:num_requests_running{model_name=\"a\"} 0",
-            "vllm:num_requests_running{model_name=\"b\"} 0",
-            "vllm:e2e_request_latency_seconds_count{model_name=\"a\"} 0",
-            "paceline:model_loaded{model_name=\"a\"} 1",
-            "paceline:model_loaded{model_name=\"b\"} 0",
-            "paceline:http_responses_total{model_name=\"b\",route=\"/v1/x\",status=\"200\"} 1",
-            "paceline:http_responses_total{model_name=\"\",route=\"/health\",status=\"200\"} 1",
-        ] {
-            assert!(page.lines().any(|l| l == line), "{line}\n{page}");
-        }
-        let heads: Vec<&str> = page.lines().filter(|l| l.starts_with("# TYPE")).collect();
-        let once: std::collections::BTreeSet<&&str> = heads.iter().collect();
-        assert_eq!(heads.len(), once.len(), "each series has one head");
-        assert!(!page.contains("latency_seconds_count{model_name=\"b\"}"));
-    }
-
-    #[test]
-    fn buckets_are_cumulative_and_labels_are_escaped() {
-        let metrics = Metrics::new(100);
-        for millis in [4, 20, 700_000] {
-            metrics
-                .time_to_first_token
-                .observe(Duration::from_millis(millis));
-        }
-        let http = Http::new(1);
-        http.count(None, "/health", 200);
-        let page = page(metrics, &http, "a\"b", 2);
-        let name = "vllm:time_to_first_token_seconds";
-        for line in [
-            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"0.005\"}} 1"),
-            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"0.025\"}} 2"),
-            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"600\"}} 2"),
-            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"+Inf\"}} 3"),
-            format!("{name}_sum{{model_name=\"a\\\"b\"}} 700.024"),
-            "paceline:http_responses_total{model_name=\"a\\\"b\",route=\"/health\",status=\"200\"} 1".to_owned(),
-            "vllm:num_requests_running{model_name=\"a\\\"b\"} 0".to_owned(),
-        ] {
-            assert!(page.lines().any(|l| l == line), "{line}\n{page}");
-        }
-        let positions = |page: &str| page.matches(",position=").count();
-        assert_eq!(positions(&page), 2);
-        let plain = super::tests::page(Metrics::new(100), &http, "m", 0);
-        assert!(!plain.contains("per_pos"), "{plain}");
-    }
-
-    #[test]
-    fn tokens_count_with_their_share_and_requests_by_their_tokens() {
-        let metrics = Metrics::new(100);
-        metrics.count_tokens(4, Duration::from_millis(80));
-        metrics.count_tokens(0, Duration::from_secs(9));
-        metrics.count_tokens(1, Duration::from_millis(1));
-        let outcome = RequestOutcome {
-            finish: FinishReason::Stop,
-            usage: engine::Usage {
-                prompt_tokens: 60,
-                completion_tokens: 5,
-                ..engine::Usage::default()
-            },
-            timings: engine::Timings {
-                queued_ms: 400.0,
-                ..engine::Timings::default()
-            },
-            speculation: engine::Speculation::default(),
-            embedding: Vec::new(),
-        };
-        metrics.count_outcome(&outcome);
-        let page = page(metrics, &Http::new(1), "m", 0);
-        for line in [
-            "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.001\"} 1",
-            "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.01\"} 1",
-            "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.025\"} 5",
-            "vllm:inter_token_latency_seconds_sum{model_name=\"m\"} 0.081",
-            "vllm:time_per_output_token_seconds_count{model_name=\"m\"} 5",
-            "vllm:request_queue_time_seconds_bucket{model_name=\"m\",le=\"0.3\"} 0",
-            "vllm:request_queue_time_seconds_bucket{model_name=\"m\",le=\"0.5\"} 1",
-            "vllm:request_prompt_tokens_bucket{model_name=\"m\",le=\"50\"} 0",
-            "vllm:request_prompt_tokens_bucket{model_name=\"m\",le=\"100\"} 1",
-            "vllm:request_prompt_tokens_sum{model_name=\"m\"} 60",
-            "vllm:request_generation_tokens_bucket{model_name=\"m\",le=\"5\"} 1",
-            "vllm:request_generation_tokens_count{model_name=\"m\"} 1",
-        ] {
-            assert!(page.lines().any(|l| l == line), "{line}\n{page}");
-        }
-        assert!(!page.contains("le=\"200\""), "the context has 100 tokens");
-        let bounds = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
-        assert_eq!(token_counts(100), bounds);
-        assert_eq!(token_counts(199), bounds);
-    }
-
-    #[test]
-    fn series_are_bounded() {
-        let tally = Tally::default();
-        for i in 0..10 * LABELS_MAX {
-            tally.count(&i.to_string());
-        }
-        assert_eq!(tally.get().len(), LABELS_MAX + 1);
-        assert_eq!(tally.get().values().sum::<u64>(), 10 * LABELS_MAX as u64);
-    }
-}
+mod tests;

@@ -221,6 +221,7 @@ impl Options {
             }),
             draft: self.speculation.draft,
             drafters: self.speculation.drafters,
+            drafters_take_turns: false,
             accept: self.speculation.accept,
             logprobs: self.logprobs.map(|top| TopLogprobs {
                 top,

@@ -84,7 +84,7 @@ impl Stream {
         let guesses = std::mem::take(&mut self.draft);
         let mut guess_probs = std::mem::take(&mut self.draft_probs).into_iter();
         let mut draft: Vec<u32> = Vec::new();
-        let (mut n_forced, mut n_guessed, mut n_refused) = (0, None, 0);
+        let (mut n_guessed, mut n_refused) = (None, 0);
         self.draft_forced.clear();
         while draft.len() < room && !constraint.must_end() {
             let at = draft.len();
@@ -98,7 +98,6 @@ impl Stream {
             };
             if !forced.is_empty() {
                 n_guessed.get_or_insert(at);
-                n_forced += forced.len();
             }
             for &token in tokens {
                 if constraint.push(token) != Ok(true) {
@@ -120,7 +119,6 @@ impl Stream {
         if !keeps_refused {
             draft.truncate(draft.len() - n_refused);
         }
-        self.stats.forced += n_forced as u64;
         self.n_guessed = n_guessed.unwrap_or(draft.len());
         self.draft = draft;
     }

@@ -307,8 +307,8 @@ impl Speculator {
             if !is_first {
                 let n_accepted = verdict.n_accepted;
                 stream.stats.count(rows.n_drafted, n_accepted);
-                let n_own = rows.n_drafted - stream.n_forced(rows.n_drafted);
-                let n_own_accepted = n_accepted - stream.n_forced(n_accepted);
+                let n_forced = stream.n_forced(rows.n_drafted);
+                let n_forced_accepted = stream.n_forced(n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth, and change
                 // what those after them are.
                 let n_guessed = stream.n_guessed.min(rows.n_drafted);
@@ -318,7 +318,9 @@ impl Speculator {
                     guesser,
                     ..
                 } = &mut **stream;
-                stats.count_guesses(*guesser, n_own, n_own_accepted);
+                stats.count_forced(n_forced, n_forced_accepted);
+                let n_own = rows.n_drafted - n_forced;
+                stats.count_guesses(*guesser, n_own, n_accepted - n_forced_accepted);
                 self.lengths
                     .verified(ledger, *guesser, n_guessed, n_accepted.min(n_guessed));
             }

@@ -33,9 +33,11 @@ pub struct Stats {
     pub by_position: Vec<Position>,
     /// Counts by who has guessed, in the order of [`Guesser::ALL`].
     pub by_guesser: [Guesses; Guesser::ALL.len()],
-    /// Tokens of drafts that a [constraint](crate::Constraint) left no choice about, in place of
+    /// Tokens of verified drafts that a [constraint](crate::Constraint) left no choice about, in place of
     /// the drafter's guesses or after them.
     pub forced: u64,
+    /// Forced tokens that were accepted: all but those behind a guess that was not.
+    pub forced_accepted: u64,
     /// Tokens emitted.
     pub emitted: u64,
     /// Rounds after which there was room for a draft and none was asked for,
@@ -91,6 +93,13 @@ impl Stats {
             self.verify += verify;
             self.draft += draft;
         }
+    }
+
+    /// Notes that a verified draft had `n_forced` tokens that a constraint left no choice about, `n_accepted` of
+    /// which stayed.
+    pub(crate) fn count_forced(&mut self, n_forced: usize, n_accepted: usize) {
+        self.forced += n_forced as u64;
+        self.forced_accepted += n_accepted as u64;
     }
 
     /// Notes that `guesser` guessed `n_guessed` tokens of the draft of a round, `n_accepted` of which stayed.

@@ -52,6 +52,10 @@ pub struct StreamStep {
     pub drafted: usize,
     /// Tokens of the draft that a constraint left no choice about.
     pub forced: usize,
+    /// Forced tokens that were accepted.
+    pub forced_accepted: usize,
+    /// Tokens of the draft that were guessed, before the first forced one.
+    pub guessed: usize,
     /// Tokens of the draft that were accepted, those behind the end of the text among them.
     pub accepted: usize,
     /// Tokens that the step has appended to the text.
@@ -82,6 +86,7 @@ pub(crate) struct Before {
 /// What is known of a stream before the step: what it has come to, and what the step will say.
 struct BeforeStream {
     accepted: u64,
+    forced_accepted: u64,
     held_back: u64,
     booked_ms: f64,
     saved_ms: f64,
@@ -136,6 +141,7 @@ impl Speculator {
             let forced = stream.n_forced(rows.n_drafted);
             BeforeStream {
                 accepted: stream.stats.accepted(),
+                forced_accepted: stream.stats.forced_accepted,
                 held_back: stream.stats.held_back,
                 booked_ms: stream.ledger.booked_ms(),
                 saved_ms: stream.ledger.saved_ms(),
@@ -149,6 +155,8 @@ impl Speculator {
                     found: self.copy_found(stream),
                     drafted: rows.n_drafted,
                     forced,
+                    forced_accepted: 0,
+                    guessed: stream.n_guessed.min(rows.n_drafted),
                     accepted: 0,
                     emitted: 0,
                     drafter: match rows.n_drafted > forced {
@@ -201,6 +209,7 @@ impl Speculator {
                     false => stream.stats.rounds,
                 }),
                 accepted: (stream.stats.accepted() - before.accepted) as usize,
+                forced_accepted: (stream.stats.forced_accepted - before.forced_accepted) as usize,
                 emitted: stream.tokens.len() - before.step.context,
                 is_held_back: stream.stats.held_back > before.held_back,
                 saved_ms: is_booked.then(|| stream.ledger.saved_ms() - before.saved_ms),

@@ -174,6 +174,8 @@ pub struct Stream {
     pub(crate) guessers: Guessers,
     /// Who is to guess wherever it can.
     pinned: Option<Guesser>,
+    /// Whether all that can guess do so in turn.
+    takes_turns: bool,
     /// The text's n-grams, where these may guess.
     pub(crate) ngrams: Ngrams,
     /// Who has guessed the draft.
@@ -251,6 +253,7 @@ impl Stream {
             accept: Accept::default(),
             guessers: Guessers::default(),
             pinned: None,
+            takes_turns: false,
             ngrams: Ngrams::default(),
             guesser: Guesser::default(),
             n_guessed: 0,
@@ -356,6 +359,11 @@ impl Stream {
         self.pinned = guesser;
     }
 
+    /// Has those that can guess make the next drafts in turn, round by round, instead of whoever promises most.
+    pub fn take_turns(&mut self) {
+        self.takes_turns = true;
+    }
+
     /// Decides by `accept`, instead of by the [`Speculator`](crate::Speculator)'s own rule, which of the stream's
     /// drafted tokens stay. Call it before the stream's first round.
     pub fn accept_by(&mut self, accept: Accept) {
@@ -400,7 +408,7 @@ impl Stream {
             matched,
             tokens: tokens.len(),
         });
-        LengthInput {
+        let input = LengthInput {
             heads: self.guessers.among(n_heads),
             copy,
             pinned: self.pinned,
@@ -412,6 +420,13 @@ impl Stream {
                 0
             },
             context: self.tokens.len(),
+        };
+        LengthInput {
+            pinned: match self.takes_turns {
+                true => input.in_turn(self.stats.rounds as usize),
+                false => self.pinned,
+            },
+            ..input
         }
     }
 

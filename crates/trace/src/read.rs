@@ -182,6 +182,7 @@ fn is_sane(round: &Round) -> bool {
         && round.plain_ms.is_none_or(is_time)
         && round.rows <= CONTEXT_MAX
         && round.draft_asked.max(round.copy_asked) <= DRAFT_MAX
+        && (round.heads.iter()).all(|head| head.asked <= DRAFT_MAX && is_time(head.ms))
         && round.streams.iter().all(is_sane_stream)
 }
 
@@ -189,6 +190,9 @@ fn is_sane_stream(stream: &StreamRound) -> bool {
     stream.drafted <= DRAFT_MAX
         && stream.asked.max(stream.found.unwrap_or(0)) <= DRAFT_MAX
         && stream.accepted <= stream.drafted
+        && stream.forced <= stream.drafted
+        && stream.forced_accepted <= stream.forced.min(stream.accepted)
+        && (stream.expected_tokens).is_none_or(|n| (0.0..=1.0 + DRAFT_MAX as f64).contains(&n))
         && stream.emitted <= stream.accepted + 1
         && stream.context <= CONTEXT_MAX
         && stream.left.is_none_or(|left| left <= CONTEXT_MAX)
@@ -237,6 +241,16 @@ mod tests {
             ("\"verify_ms\":4", "\"verify_ms\":1e300"),
             ("\"accepted\":2", "\"accepted\":4"),
             ("\"emitted\":3", "\"emitted\":4"),
+            ("\"emitted\":3", "\"emitted\":3,\"forced\":4"),
+            (
+                "\"emitted\":3",
+                "\"emitted\":3,\"forced\":2,\"forced_accepted\":3",
+            ),
+            ("\"emitted\":3", "\"emitted\":3,\"expected_tokens\":1e300"),
+            (
+                "\"streams\"",
+                "\"heads\":[{\"asked\":1,\"ms\":-1}],\"streams\"",
+            ),
             ("\"drafted\":3", "\"drafted\":4000000000000"),
             ("\"context\":9", "\"context\":18446744073709551615"),
             ("\"streams\"", "\"model\":99999999,\"streams\""),

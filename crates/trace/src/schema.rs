@@ -195,6 +195,12 @@ pub struct StreamRound {
     /// Tokens of the draft that a grammar left no choice about.
     #[serde(default)]
     pub forced: usize,
+    /// Forced tokens that were accepted; absent if there are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub forced_accepted: usize,
+    /// Tokens of the draft that were guessed before the first forced one; absent if there is no forced one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guessed: Option<usize>,
     /// Tokens of the draft that were accepted, those behind the end of the text among them.
     pub accepted: usize,
     /// Tokens that were written, one that ends the text among them.
@@ -358,6 +364,8 @@ impl StreamRound {
             found: stream.found,
             drafted: stream.drafted,
             forced: stream.forced,
+            forced_accepted: stream.forced_accepted,
+            guessed: (stream.forced > 0).then_some(stream.guessed),
             accepted: stream.accepted,
             emitted: stream.emitted,
             expected_tokens: None,
@@ -366,6 +374,12 @@ impl StreamRound {
             saved_ms_measured: None,
         }
     }
+}
+
+/// Whether `n` is 0; serde hands a reference over.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 fn ms(d: Duration) -> f64 {
@@ -405,6 +419,8 @@ mod tests {
             found: None,
             drafted: 3,
             forced: 1,
+            forced_accepted: 0,
+            guessed: 2,
             accepted: 2,
             emitted: 3,
             drafter: Some("mtp"),

@@ -25,6 +25,9 @@ pub(crate) struct ReplayArgs {
     /// Compare drafts of this many tokens alone
     #[arg(long, value_name = "N", value_parser = length)]
     pub(crate) draft_fixed: Option<usize>,
+    /// Tell of the rounds alone that this drafter guessed for, such as mtp or ngram
+    #[arg(long, value_name = "NAME")]
+    pub(crate) drafter: Option<String>,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,

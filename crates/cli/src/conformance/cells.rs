@@ -2,7 +2,7 @@
 
 use super::features::{FEATURES, Feature, Mode, PROMPTS, Shape, next_turn};
 use super::writing::{OFF, Run, Script, Written, run};
-use engine::{DraftLength, Engine, Request};
+use engine::{DraftLength, DrafterCounts, Engine, Request};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use server::RequestReader;
@@ -68,6 +68,8 @@ pub(super) struct Cell {
     pub(super) tokens: usize,
     pub(super) drafted: u64,
     pub(super) accepted: u64,
+    /// What each drafter has guessed of them.
+    pub(super) by_drafter: Vec<DrafterCounts>,
     pub(super) seconds: f64,
 }
 
@@ -252,10 +254,10 @@ pub(super) fn late_token(ids: &[u32]) -> Option<u32> {
 pub(super) type Write<'a> = dyn FnMut(&Script, Option<DraftLength>) -> Result<Run, String> + 'a;
 
 impl Plain {
-    /// Compares with the texts that `write` brings, for each of `lengths`.
+    /// Compares with the texts that `write` brings, for each of `lengths`. Each of `heads` has to draft.
     pub(super) fn compare(
         &self,
-        drafter: &str,
+        (drafter, heads): (&str, &[&str]),
         lengths: &[Option<DraftLength>],
         write: &mut Write<'_>,
     ) -> Cell {
@@ -272,6 +274,7 @@ impl Plain {
             tokens: 0,
             drafted: 0,
             accepted: 0,
+            by_drafter: Vec::new(),
             seconds: 0.0,
         };
         let prompts = match &self.prompts {
@@ -294,7 +297,7 @@ impl Plain {
                 }
             }
         }
-        cell.judge(self.feature.shape != Shape::Warm || is_warm);
+        cell.judge(self.feature.shape != Shape::Warm || is_warm, heads);
         cell.seconds = start.elapsed().as_secs_f64();
         cell
     }
@@ -305,6 +308,7 @@ impl Cell {
     fn add(&mut self, prompt: &Prompted, length: Option<DraftLength>, run: &Run) {
         self.drafted += run.drafted;
         self.accepted += run.accepted;
+        DrafterCounts::add(&mut self.by_drafter, &run.by_drafter);
         self.texts += run.texts.len();
         self.tokens += run
             .texts
@@ -332,7 +336,10 @@ impl Cell {
     }
 
     /// Decides what has been shown, once everything has run.
-    fn judge(&mut self, is_warm: bool) {
+    fn judge(&mut self, is_warm: bool, heads: &[&str]) {
+        let has_drafted = |head: &str| self.by_drafter.iter().any(|of| of.drafter == head);
+        let idle = heads.iter().find(|&&head| !has_drafted(head));
+
         self.engagement = match (self.drafted, self.accepted) {
             (0, _) => Engagement::None,
             (drafted, accepted) if accepted > 0 && accepted < drafted => Engagement::Engaged,
@@ -344,6 +351,9 @@ impl Cell {
             Verdict::Failed
         } else if self.drafted == 0 {
             self.reason = Some("nothing was drafted".into());
+            Verdict::NotEngaged
+        } else if let Some(idle) = idle {
+            self.reason = Some(format!("{idle} drafted nothing"));
             Verdict::NotEngaged
         } else if !is_warm {
             self.reason = Some("no token came from the prefix cache".into());

@@ -60,6 +60,16 @@ struct Drafter {
     error: Option<String>,
 }
 
+impl Drafter {
+    /// The heads that are joined in it, each of which has to draft in every cell; none of a drafter with one head.
+    fn joined(&self) -> Vec<&'static str> {
+        match &self.choice {
+            DraftChoice::Several { heads, .. } => heads.iter().map(|(name, _)| *name).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Report {
@@ -169,6 +179,14 @@ fn drafters(
                 if !is_only =>
             {
                 format!("{name}:{}", source.name())
+            }
+            DraftChoice::Several { heads, ngrams } if !is_only => {
+                let heads = heads.iter().map(|(name, source)| match source {
+                    Some(source) => format!("{name}:{}", source.name()),
+                    None => (*name).to_owned(),
+                });
+                let ngrams = ngrams.then(|| "ngram".to_owned());
+                heads.chain(ngrams).collect::<Vec<_>>().join("+")
             }
             _ => name.clone(),
         }
@@ -286,7 +304,7 @@ impl Grid {
                 continue;
             }
             drafter.reason = Some(model.info.drafter_reason.clone());
-            model = self.drafted(model, &drafter.label, &plain)?;
+            model = self.drafted(model, drafter, &plain)?;
         }
         let cells = std::mem::take(&mut self.cells);
         let info = &model.info;
@@ -322,13 +340,14 @@ impl Grid {
     }
 
     /// The cells of a drafter, which `model` has.
-    fn drafted(&mut self, model: Model, label: &str, plain: &[Plain]) -> Result<Model> {
+    fn drafted(&mut self, model: Model, drafter: &Drafter, plain: &[Plain]) -> Result<Model> {
+        let who = (drafter.label.as_str(), &drafter.joined()[..]);
         let engine = Engine::start(model, EngineOptions::default());
         for pair in plain.chunks(Mode::ALL.len()) {
             let mut row = Vec::new();
             for plain in pair {
                 let write = &mut |script: &_, length| writing::run(&engine, script, length);
-                row.push(plain.compare(label, &self.lengths, write));
+                row.push(plain.compare(who, &self.lengths, write));
                 self.bar.pass(1);
             }
             self.print(|table| table.row(&row))?;

@@ -5,7 +5,7 @@ use super::exit_code;
 use super::features::{FEATURES, Mode};
 use super::table::{Counts, Table};
 use super::writing::{Run, Script, Written};
-use engine::{Channel, DraftLength, FinishReason, Logprobs, WrittenToken};
+use engine::{Channel, DraftLength, DrafterCounts, FinishReason, Logprobs, WrittenToken};
 use std::process::ExitCode;
 
 const LENGTHS: &[Option<DraftLength>] = &[Some(DraftLength::Fixed(2)), None];
@@ -44,12 +44,18 @@ fn plain(feature: usize) -> Plain {
 
 /// The cell of a drafter that writes the same and then does as `spoil` says to run number n.
 fn cell(feature: usize, spoil: impl Fn(usize, &mut Run)) -> Cell {
+    joined(feature, &[], spoil)
+}
+
+/// The same of a drafter in which `heads` are joined.
+fn joined(feature: usize, heads: &[&str], spoil: impl Fn(usize, &mut Run)) -> Cell {
     let mut n = 0;
-    plain(feature).compare("fake", LENGTHS, &mut |_, _| {
+    plain(feature).compare(("fake", heads), LENGTHS, &mut |_, _| {
         let mut run = Run {
             texts: vec![text(), text()],
             drafted: 10,
             accepted: 4,
+            by_drafter: Vec::new(),
             cached: 1,
         };
         spoil(n, &mut run);
@@ -157,13 +163,40 @@ fn a_cell_without_drafts_proves_nothing() {
     let cold = cell(warm.unwrap(), |_, run| run.cached = 0);
     assert_eq!(cold.result, Verdict::NotEngaged);
     let mut broken = plain(0);
-    let failed = broken.compare("fake", LENGTHS, &mut |_, _| Err("no memory".into()));
+    let failed = broken.compare(("fake", &[]), LENGTHS, &mut |_, _| Err("no memory".into()));
     assert_eq!(failed.result, Verdict::Failed);
     assert_eq!(exit_code(&[failed]), ExitCode::FAILURE);
     broken.prompts = Err("no tools".to_owned().into());
-    let lacking = broken.compare("fake", LENGTHS, &mut |_, _| unreachable!());
+    let lacking = broken.compare(("fake", &[]), LENGTHS, &mut |_, _| unreachable!());
     assert_eq!(lacking.result, Verdict::NotApplicable);
     assert_eq!(exit_code(&[lacking]), ExitCode::SUCCESS);
+}
+
+#[test]
+fn each_of_joined_heads_has_to_draft() {
+    let cell = |second: &[&str]| {
+        joined(0, &["mtp", "dspark"], |n, run| {
+            let who = if n == 2 { second } else { &["mtp"] };
+            let counts = |name: &&str| DrafterCounts {
+                drafter: (*name).to_owned(),
+                rounds: 2,
+                drafted: 5,
+                accepted: 1,
+            };
+            run.by_drafter = who.iter().map(counts).collect();
+        })
+    };
+    let lame = cell(&["ngram"]);
+    assert_eq!(lame.result, Verdict::NotEngaged);
+    assert_eq!(lame.reason.as_deref(), Some("dspark drafted nothing"));
+    let both = cell(&["mtp", "dspark"]);
+    assert_eq!(both.result, Verdict::Equal);
+    let by: Vec<(&str, u64)> = both
+        .by_drafter
+        .iter()
+        .map(|of| (&*of.drafter, of.drafted))
+        .collect();
+    assert_eq!(by, [("mtp", 20), ("dspark", 5)]);
 }
 
 #[test]

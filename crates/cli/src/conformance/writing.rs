@@ -1,8 +1,8 @@
 //! Runs the requests of a cell, and keeps everything that a client could see of their texts.
 
 use engine::{
-    CancelToken, Channel, DraftLength, Engine, Event, FinishReason, Namespace, Request,
-    RequestOutcome, Segment, WrittenToken,
+    CancelToken, Channel, DraftLength, DrafterCounts, Engine, Event, FinishReason, Namespace,
+    Request, RequestOutcome, Segment, WrittenToken,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -50,6 +50,8 @@ pub(super) struct Run {
     pub(super) texts: Vec<Written>,
     pub(super) drafted: u64,
     pub(super) accepted: u64,
+    /// What each drafter has guessed of them.
+    pub(super) by_drafter: Vec<DrafterCounts>,
     /// Prompt tokens of the last request that the prefix cache had.
     pub(super) cached: usize,
 }
@@ -103,7 +105,7 @@ impl Written {
     }
 }
 
-/// Runs `script` with drafts as long as `draft` says.
+/// Runs `script` with drafts as long as `draft` says. Drafts of a fixed length are made by all drafters in turn.
 ///
 /// # Errors
 ///
@@ -124,6 +126,7 @@ pub(super) fn run(
             let (events, inbox) = channel();
             let request = Request {
                 draft,
+                drafters_take_turns: matches!(draft, Some(DraftLength::Fixed(_))),
                 namespace,
                 ..request.clone()
             };
@@ -137,6 +140,7 @@ pub(super) fn run(
             run.texts.push(written);
             run.drafted += outcome.speculation.drafted;
             run.accepted += outcome.speculation.accepted;
+            DrafterCounts::add(&mut run.by_drafter, &outcome.speculation.by_drafter);
             run.cached = outcome.usage.cached_tokens;
         }
     }

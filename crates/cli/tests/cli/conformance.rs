@@ -1,10 +1,10 @@
 //! `paceline conformance`.
 
-use crate::{ASSISTANT, WITH_ASSISTANT, bad, folder, good, paceline, text};
+use crate::{ASSISTANT, WITH_ASSISTANT, WITH_MTP, bad, folder, good, models, paceline, text};
 use serde_json::Value;
 
 /// The report of a quick run, and its exit code.
-fn quick(name: &str, more: &[&str]) -> (Value, Option<i32>) {
+fn quick(name: &str, model: &str, more: &[&str]) -> (Value, Option<i32>) {
     let folder = folder(name);
     let args = [
         "conformance",
@@ -14,7 +14,7 @@ fn quick(name: &str, more: &[&str]) -> (Value, Option<i32>) {
         "--device",
         "cpu",
         "-m",
-        WITH_ASSISTANT,
+        model,
     ];
     let output = paceline(&folder, &[&args, more].concat()).output().unwrap();
     let report = serde_json::from_slice(&output.stdout);
@@ -24,7 +24,7 @@ fn quick(name: &str, more: &[&str]) -> (Value, Option<i32>) {
 
 #[test]
 fn speculation_changes_nothing_of_a_bundled_model() {
-    let (report, code) = quick("conformance", &["--draft", "assistant"]);
+    let (report, code) = quick("conformance", WITH_ASSISTANT, &["--draft", "assistant"]);
     let counts = &report["counts"];
     assert_eq!(code, Some(0), "{report}");
     let cells = report["cells"].as_array().unwrap();
@@ -44,8 +44,43 @@ fn speculation_changes_nothing_of_a_bundled_model() {
 }
 
 #[test]
+fn heads_that_are_joined_all_draft_and_change_nothing() {
+    let dspark = format!("dspark:{}", models().join("tiny-qwen3.5-dspark").display());
+    let draft = format!("mtp+{dspark}+ngram");
+    let (report, code) = quick("conformance-joined", WITH_MTP, &["--draft", &draft]);
+    assert_eq!(code, Some(0), "{report}");
+    let cells = report["cells"].as_array().unwrap();
+    let joined = cells
+        .iter()
+        .filter(|cell| cell["drafter"] == "mtp+dspark+ngram");
+    let joined: Vec<&Value> = joined.collect();
+    assert_eq!(joined.len(), 14 * 2);
+    for cell in joined {
+        let drafted = |name: &str| {
+            let all = cell["by_drafter"].as_array().unwrap();
+            let own = all.iter().find(|of| of["drafter"] == name);
+            own.map_or(0, |of| of["drafted"].as_u64().unwrap())
+        };
+        let both = drafted("mtp") > 0 && drafted("dspark") > 0;
+        assert!(both || cell["result"] == "not_applicable", "{cell}");
+    }
+    let mut guesses = cells
+        .iter()
+        .flat_map(|cell| cell["by_drafter"].as_array().unwrap());
+    assert!(guesses.any(|of| of["drafter"] == "ngram"), "{report}");
+    let named = report["drafters"].as_array().unwrap();
+    let named: Vec<&Value> = named.iter().filter(|of| of["named"] == true).collect();
+    assert_eq!(named.len(), 1);
+    assert_eq!(named[0]["label"], "mtp+dspark+ngram");
+}
+
+#[test]
 fn an_acceptance_rule_that_changes_texts_is_found_out() {
-    let (report, code) = quick("conformance-residual", &["--accept", "residual"]);
+    let (report, code) = quick(
+        "conformance-residual",
+        WITH_ASSISTANT,
+        &["--accept", "residual"],
+    );
     assert_eq!(code, Some(1));
     let cells = report["cells"].as_array().unwrap();
     let differ = |mode: &str| {

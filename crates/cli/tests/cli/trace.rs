@@ -1,8 +1,8 @@
 //! `--trace FILE` and `paceline replay`.
 
 use crate::{
-    PROMPT, Server, WITH_ASSISTANT, WITH_MTP, bad, folder, good, paceline, run_json, signal,
-    snapshot,
+    PROMPT, Server, WITH_ASSISTANT, WITH_MTP, bad, folder, good, models, paceline, run_json,
+    signal, snapshot,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -206,6 +206,61 @@ fn replay_compares_lengths() {
     assert_eq!(lengths, ["recorded", "plain", "fixed"]);
     assert_eq!(rows[2]["draft"], 2);
     assert_eq!(report["trace"]["is_whole"], true);
+}
+
+#[test]
+fn replay_tells_of_each_drafter_what_the_record_says() {
+    let folder = folder("replay-drafters");
+    let dspark = models().join("tiny-qwen3.5-dspark");
+    let draft = format!("mtp+dspark:{}+ngram", dspark.display());
+    // The second text has forced tokens.
+    let constrained = [
+        "--regex",
+        "(a red|a green) rabbit has [a-z ]{30,50} and it is (happy|sad)",
+    ];
+    for more in [&[][..], &constrained] {
+        let args = [
+            PROMPT, "-n", "200", "-m", WITH_MTP, "--draft", &draft, "--trace", "t.jsonl",
+        ];
+        let record = run_json(&folder, &[&args[..], more].concat())["speculation"].clone();
+        assert_eq!(record["forced"].is_u64(), !more.is_empty(), "{record}");
+        let (stdout, _) = good(paceline(&folder, &["replay", "t.jsonl", "--json"]));
+        let report: Value = serde_json::from_str(&stdout).unwrap();
+        let told = report["models"][0]["by_drafter"].as_array().unwrap();
+        // Left out of a record where every drafted token is forced.
+        let known = record["by_drafter"].as_array().cloned().unwrap_or_default();
+        assert_eq!(told.len(), known.len(), "{record}");
+        assert!(!known.is_empty() || !more.is_empty(), "{record}");
+        for counts in &known {
+            let own = told
+                .iter()
+                .find(|of| of["drafter"] == counts["drafter"])
+                .unwrap();
+            for name in ["rounds", "drafted", "accepted"] {
+                assert_eq!(own[name], counts[name], "{name}: {own} {counts}");
+            }
+            let name = counts["drafter"].as_str().unwrap();
+            let args = ["replay", "t.jsonl", "--drafter", name];
+            let (text, _) = good(paceline(&folder, &args));
+            let table = format!("the rounds that {name} drafted for, each by itself:");
+            assert_eq!(
+                text.matches("drafted for, each by itself").count(),
+                1,
+                "{text}"
+            );
+            assert!(text.contains(&table), "{text}");
+        }
+    }
+    let error = bad(paceline(
+        &folder,
+        &["replay", "t.jsonl", "--drafter", "eagle3"],
+    ));
+    assert!(
+        error.starts_with(
+            "paceline: no round of the trace was drafted by `eagle3`: its drafters are "
+        ),
+        "{error}"
+    );
 }
 
 #[test]

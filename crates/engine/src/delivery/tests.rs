@@ -240,7 +240,7 @@ fn reply(text: &Text, request: &Request) -> (Reply, Arc<Mutex<String>>) {
         stop_strings: request.stop.clone(),
         read: 0,
         delivered: 0,
-        first_token: None,
+        token_times: None,
     };
     (reply, said)
 }

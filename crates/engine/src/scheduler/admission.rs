@@ -153,6 +153,9 @@ impl Scheduler {
                     stream.constrain(Box::new(constraint));
                 }
                 stream.restrict_drafters(request.drafters);
+                if request.drafters_take_turns {
+                    stream.take_turns();
+                }
                 if let Some(accept) = request.accept {
                     stream.accept_by(accept);
                 }

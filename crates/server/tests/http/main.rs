@@ -16,6 +16,7 @@ mod lifecycle;
 mod llama;
 mod log;
 mod logprobs;
+mod metrics;
 mod models;
 mod numbers;
 mod ollama;

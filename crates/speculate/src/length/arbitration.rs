@@ -255,6 +255,29 @@ fn a_pinned_guesser_drafts_where_it_can() {
 }
 
 #[test]
+fn those_that_can_guess_take_turns() {
+    let ledger = Ledger::default();
+    let turns = |n_heads, tokens, room| {
+        let input = LengthInput {
+            ledger: &ledger,
+            wish: DraftLength::Fixed(3),
+            room,
+            context: 9,
+            heads: Guessers::heads(n_heads),
+            pinned: None,
+            copy: (tokens > 0).then_some(Copy { matched: 4, tokens }),
+        };
+        [4, 5, 6, 7].map(|round| input.in_turn(round))
+    };
+    let [first, second, copy] = [Guesser::Head(0), Guesser::Head(1), Guesser::Ngram].map(Some);
+    assert_eq!(turns(2, 2, 16), [second, copy, first, second]);
+    // Where there is nothing to copy, the heads go on without.
+    assert_eq!(turns(2, 0, 16), [first, second, first, second]);
+    assert_eq!(turns(0, 0, 16), [None; 4]);
+    assert_eq!(turns(2, 2, 0), [None; 4]);
+}
+
+#[test]
 fn streams_of_one_round_may_have_heads_of_their_own() {
     let heads = [ALWAYS, ALWAYS];
     let mut lengths = calibrated(&heads);

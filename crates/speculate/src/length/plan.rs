@@ -64,6 +64,13 @@ impl LengthInput<'_> {
         self.room > 0 && (self.heads.n_heads() > 0 || self.copy.is_some())
     }
 
+    /// Who of those that can guess does so in round `round`, if all do in turn.
+    pub(crate) fn in_turn(&self, round: usize) -> Option<Guesser> {
+        let could = |&guesser: &Guesser| self.most(guesser) > 0;
+        let able: Vec<Guesser> = Guesser::ALL.into_iter().filter(could).collect();
+        (!able.is_empty()).then(|| able[round % able.len()])
+    }
+
     /// Who guesses where `guesser` is meant to.
     pub(super) fn pinned_or(&self, guesser: Guesser) -> Guesser {
         let pinned = self.pinned.filter(|&pinned| self.most(pinned) > 0);

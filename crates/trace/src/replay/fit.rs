@@ -13,10 +13,9 @@ use std::time::Duration;
 /// What a trace says of rounds in general.
 pub(super) struct Fit {
     costs: Costs,
-    /// The chance of a guess of a head by its position in the draft, if those before it were accepted.
-    pub(super) guessed: Vec<f64>,
-    /// The chance of a copied token by its position in the draft, if those before it were accepted.
-    pub(super) copied: Vec<f64>,
+    /// The chance of a guess of each drafter by its position in the draft, if those before it were accepted; in the order
+    /// of [`Guesser::ALL`].
+    chances: Vec<Vec<f64>>,
     /// How much longer rounds took than they usually do.
     pub(super) scale: f64,
 }
@@ -34,16 +33,6 @@ pub(super) struct Kind {
     pub(super) drafts: Longest,
 }
 
-/// A draft of `tokens` tokens, which are copied or not.
-pub(super) fn drafts(tokens: usize, copies: bool) -> Longest {
-    let guesser = if copies {
-        Guesser::Ngram
-    } else {
-        Guesser::HEAD
-    };
-    Longest::by(guesser, tokens)
-}
-
 impl Fit {
     /// The fit to `rounds`, whose texts are `stretches`; none if no round only decoded.
     pub(super) fn new(rounds: &[Round], stretches: &[Stretch]) -> Option<Self> {
@@ -51,14 +40,13 @@ impl Fit {
         let told: Vec<RoundCost> = rounds.iter().filter_map(cost).collect();
         told.iter().for_each(|cost| costs.learn(cost));
         learn_plain(&mut costs, rounds);
-        let drafts = |copies: bool| {
+        let of = |guesser: Guesser| {
             let rounds = stretches.iter().flat_map(|stretch| &stretch.rounds);
-            rounds.filter(move |round| round.is_guessed && round.copies == copies)
+            chances(rounds.filter(|round| round.is_guessed && round.guesser == guesser))
         };
         let fit = Fit {
             costs,
-            guessed: chances(drafts(false)),
-            copied: chances(drafts(true)),
+            chances: Guesser::ALL.into_iter().map(of).collect(),
             scale: 1.0,
         };
         let ms = |cost: &RoundCost| (cost.verify + cost.draft).as_secs_f64() * 1e3;
@@ -71,17 +59,20 @@ impl Fit {
         })
     }
 
-    /// The chance of a guess at `position` of the draft, a copy or not, if those before it were accepted. Behind the
-    /// longest draft of its kind in the trace it is that of the last position. Where the trace has no drafts of its
-    /// kind, it is that of the other, and without any draft there is none.
-    pub(super) fn chance(&self, position: usize, copies: bool) -> f64 {
-        let (own, other) = match copies {
-            true => (&self.copied, &self.guessed),
-            false => (&self.guessed, &self.copied),
-        };
-        let chances = if own.is_empty() { other } else { own };
-        let known = chances.get(position).or(chances.last());
+    /// The chance of a guess of `guesser` at `position` of the draft, if those before it were accepted. Behind the
+    /// longest draft of its own in the trace it is that of the last position. Where the trace has no drafts of its
+    /// own, it is that of the first that has some, and without any draft there is none.
+    pub(super) fn chance(&self, position: usize, guesser: Guesser) -> f64 {
+        let own = self.by_position(guesser);
+        let others = self.chances.iter().map(Vec::as_slice);
+        let known = [own].into_iter().chain(others).find(|all| !all.is_empty());
+        let known = known.and_then(|all| all.get(position).or(all.last()));
         known.copied().unwrap_or(0.0)
+    }
+
+    /// The chances of guesses of `guesser` by position; none if it has made none.
+    pub(super) fn by_position(&self, guesser: Guesser) -> &[f64] {
+        &self.chances[guesser.index()]
     }
 
     /// Milliseconds of the target.
@@ -115,7 +106,7 @@ impl Fit {
             context: round.context,
             streams: round.streams,
             rows: round.streams * (1 + round.drafted),
-            drafts: drafts(round.asked, round.copies),
+            drafts: Longest::by(round.guesser, round.asked),
         };
         (round.ms - self.verify_ms(kind) - self.draft_ms(kind)).max(0.0)
     }
@@ -148,6 +139,8 @@ fn learn_plain(costs: &mut Costs, rounds: &[Round]) {
             drafts: none,
             verify: time(plain - draft),
             draft: time(draft),
+            // All of it is the first head's: what the others take is part of it.
+            by_head: cost.by_head.map(|ms| ms.map(|_| Duration::ZERO)),
             ..cost
         });
     }
@@ -157,7 +150,7 @@ fn learn_plain(costs: &mut Costs, rounds: &[Round]) {
 fn chances<'a>(rounds: impl Iterator<Item = &'a Told>) -> Vec<f64> {
     let mut counts: Vec<(f64, f64)> = Vec::new();
     for round in rounds {
-        let tested = round.drafted.min(round.accepted + 1);
+        let tested = round.guessed.min(round.accepted + 1);
         if counts.len() < tested {
             counts.resize(tested, (0.0, 0.0));
         }

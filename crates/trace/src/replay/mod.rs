@@ -14,17 +14,21 @@
 //! are those that texts spent in rounds, so a round of two texts counts for both.
 //!
 //! Deliberately absent: other drafters, whose guesses nobody has recorded, and prefill, which lengths
-//! do not change. Where a head and n-grams take turns, they do so as recorded.
+//! do not change. Where drafters take turns, they do so as recorded.
 
+mod by_drafter;
 mod fit;
+mod names;
 mod simulate;
 mod text;
 
 use crate::read::ModelTrace;
+use by_drafter::by_drafter;
+pub use by_drafter::{DrafterReplay, DrafterRow};
 use fit::Fit;
+use names::Names;
 use serde::Serialize;
 use simulate::{Sum, with_chooser, with_lengths};
-use speculate::draft::NGRAM;
 use speculate::{DraftLength, MAX_TENTATIVE};
 use text::{Stretch, stretches};
 
@@ -45,20 +49,10 @@ pub struct Replay {
     /// How much longer rounds took than those of their kind usually do; milliseconds of all rows
     /// have this factor.
     pub ms_over_usual: f64,
-    /// How often guesses were accepted, of each drafter that has guessed.
-    pub acceptance: Vec<Acceptance>,
+    /// Each drafter that has guessed, by itself.
+    pub by_drafter: Vec<DrafterReplay>,
     /// What was compared: as recorded, plain, fixed lengths, and what the chooser would do.
     pub rows: Vec<Row>,
-}
-
-/// How often the guesses of a drafter were accepted.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Acceptance {
-    /// The drafter's name.
-    pub drafter: String,
-    /// The share of guesses that were accepted, by position in the draft, of those whose predecessors
-    /// all were.
-    pub by_position: Vec<f64>,
 }
 
 /// Whose lengths a row is about.
@@ -118,7 +112,8 @@ pub enum ReplayError {
 ///
 /// [`ReplayError`] if the trace has too little.
 pub fn replay(trace: &ModelTrace, length: Option<DraftLength>) -> Result<Replay, ReplayError> {
-    let (stretches, left_out) = stretches(&trace.rounds, only_copies(trace));
+    let names = Names::of(trace);
+    let (stretches, left_out) = stretches(&trace.rounds, &names);
     let fit = Fit::new(&trace.rounds, &stretches).ok_or(ReplayError::NoRounds)?;
     let rounds = || stretches.iter().flat_map(|stretch| &stretch.rounds);
     let longest = rounds().map(|round| round.drafted).max().unwrap_or(0);
@@ -145,48 +140,18 @@ pub fn replay(trace: &ModelTrace, length: Option<DraftLength>) -> Result<Replay,
         let sum = adaptive(&fit, &stretches, most);
         rows.push(row(Lengths::Adaptive, most, sum));
     }
-    let drafters = drafters(trace);
+    let of = (&fit, &names);
+    let lengths: Vec<usize> = (first..=most).collect();
+    let by_drafter = by_drafter(&trace.rounds, &stretches, of, &lengths);
     Ok(Replay {
         model: trace.model.name.clone(),
-        acceptance: acceptance(&drafters, &fit),
-        drafters,
+        drafters: by_drafter.iter().map(|of| of.drafter.clone()).collect(),
+        by_drafter,
         texts: stretches.len(),
         left_out,
         ms_over_usual: fit.scale,
         rows,
     })
-}
-
-/// How often guesses of each of `drafters` were accepted: of n-grams, and of the head.
-fn acceptance(drafters: &[String], fit: &Fit) -> Vec<Acceptance> {
-    let of = |drafter: &String| Acceptance {
-        drafter: drafter.clone(),
-        by_position: match drafter == NGRAM {
-            true => fit.copied.clone(),
-            false => fit.guessed.clone(),
-        },
-    };
-    let all = drafters.iter().map(of);
-    all.filter(|one| !one.by_position.is_empty()).collect()
-}
-
-/// Whether nobody but n-grams drafts.
-fn only_copies(trace: &ModelTrace) -> bool {
-    let names = &trace.model.drafters;
-    !names.is_empty() && names.iter().all(|name| name == NGRAM)
-}
-
-/// The drafters of the trace's rounds, in the order in which they first drafted.
-fn drafters(trace: &ModelTrace) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for stream in trace.rounds.iter().flat_map(|round| &round.streams) {
-        if let Some(name) = &stream.drafter
-            && !names.contains(name)
-        {
-            names.push(name.clone());
-        }
-    }
-    names
 }
 
 /// What the chooser would do: the mean, where guesses have to be drawn.

@@ -9,9 +9,9 @@
 //! that depend on the place alone all ways through the text are added up, so nothing is drawn;
 //! the chooser's lengths depend on the way, and for them such guesses are drawn, by a seed.
 
-use super::fit::{Fit, Kind, drafts};
+use super::fit::{Fit, Kind};
 use super::text::{Guess, Place, Stretch};
-use speculate::length::{HeadTimes, Ledger, LengthInput, Lengths, RoundCost};
+use speculate::length::{HeadTimes, Ledger, LengthInput, Lengths, Longest, RoundCost};
 use speculate::{DraftLength, Guesser, Guessers, MAX_TENTATIVE};
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -68,8 +68,8 @@ struct Begun {
     /// Tokens of the draft.
     length: usize,
     kind: Kind,
-    /// Whether the draft is a copy.
-    copies: bool,
+    /// Who makes the draft.
+    guesser: Guesser,
 }
 
 impl<'a> Text<'a> {
@@ -99,16 +99,17 @@ impl<'a> Text<'a> {
         let asked = wish.min(self.room(place));
         let length = asked.min(self.found(place));
         // Nobody is asked to copy more than there is.
-        let asked = if round.copies { length } else { asked };
+        let is_copy = round.guesser == Guesser::Ngram;
+        let asked = if is_copy { length } else { asked };
         Begun {
             length,
             kind: Kind {
                 context: round.context,
                 streams: round.streams,
                 rows: round.streams * (1 + length),
-                drafts: drafts(asked, round.copies),
+                drafts: Longest::by(round.guesser, asked),
             },
-            copies: round.copies,
+            guesser: round.guesser,
         }
     }
 
@@ -180,7 +181,7 @@ fn expected(text: &Text<'_>, wish: impl Fn(usize) -> usize) -> Sum {
                 Guess::Wrong => 0.0,
                 Guess::Unknown => {
                     sum.unknown += right;
-                    text.fit.chance(position, round.copies)
+                    text.fit.chance(position, round.guesser)
                 }
             };
             reach[place + position + 1] += right * (1.0 - chance);
@@ -221,7 +222,7 @@ fn chosen(text: &Text<'_>, lengths: &mut Lengths, most: usize, noise: Noise) -> 
                 Guess::Wrong => false,
                 Guess::Unknown => {
                     sum.unknown += 1.0;
-                    noise.of(place + accepted) < text.fit.chance(accepted, round.copies)
+                    noise.of(place + accepted) < text.fit.chance(accepted, round.guesser)
                 }
             };
             if !is_right {
@@ -229,7 +230,7 @@ fn chosen(text: &Text<'_>, lengths: &mut Lengths, most: usize, noise: Noise) -> 
             }
             accepted += 1;
         }
-        lengths.verified(&mut ledger, Guesser::HEAD, round.length, accepted);
+        lengths.verified(&mut ledger, as_head(round.guesser), round.length, accepted);
         let emitted = (accepted + 1).min(n - place);
         let end = place + emitted;
         wish = choose(text, lengths, &ledger, most, end);
@@ -244,8 +245,16 @@ fn chosen(text: &Text<'_>, lengths: &mut Lengths, most: usize, noise: Noise) -> 
     sum
 }
 
-/// The length of the draft for a round that begins at `place`; nothing behind the end. To the chooser,
-/// whoever drafts is the head.
+/// Who `guesser` is to the chooser: n-grams are the first head, since what they would have proposed otherwise is not known.
+fn as_head(guesser: Guesser) -> Guesser {
+    match guesser {
+        Guesser::Ngram => Guesser::HEAD,
+        head => head,
+    }
+}
+
+/// The length of the draft for a round that begins at `place`; nothing behind the end. Only whoever drafted there
+/// could.
 fn choose(text: &Text<'_>, lengths: &Lengths, ledger: &Ledger, most: usize, place: usize) -> usize {
     let Some(of) = text.places.get(place) else {
         return 0;
@@ -256,7 +265,7 @@ fn choose(text: &Text<'_>, lengths: &Lengths, ledger: &Ledger, most: usize, plac
         wish: DraftLength::UpTo(most),
         room: text.room(place).min(text.found(place)),
         context: round.context,
-        heads: Guessers::heads(1),
+        heads: [as_head(round.guesser)].into_iter().collect::<Guessers>(),
         pinned: None,
         copy: None,
     };
@@ -270,17 +279,22 @@ fn cost(text: &Text<'_>, round: Begun, asked: usize) -> RoundCost {
     let time = |ms: f64| Duration::from_secs_f64(ms / 1e3);
     let kind = round.kind;
     let next = Kind {
-        drafts: drafts(asked, round.copies),
+        drafts: Longest::by(round.guesser, asked),
         ..kind
     };
+    let draft = time(text.fit.draft_ms(next));
+    let mut by_head = HeadTimes::default();
+    if let Guesser::Head(head) = as_head(round.guesser) {
+        by_head[head] = Some(draft);
+    }
     RoundCost {
         streams: kind.streams,
         rows: kind.rows,
         context: kind.context,
-        drafts: drafts(asked, false),
+        drafts: Longest::by(as_head(round.guesser), asked),
         verify: time(text.fit.verify_ms(kind)),
-        draft: time(text.fit.draft_ms(next)),
-        by_head: HeadTimes::default(),
+        draft,
+        by_head,
     }
 }
 

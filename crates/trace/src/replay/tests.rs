@@ -1,6 +1,7 @@
 use super::*;
-use crate::schema::{Known, Model, Round, StreamRound};
+use crate::schema::{HeadRound, Known, Model, Round, StreamRound};
 use proptest::prelude::*;
+use speculate::draft::NGRAM;
 
 /// Milliseconds of a round of `rows` rows, and of a draft of `n` tokens.
 fn verify(rows: usize) -> f64 {
@@ -59,11 +60,10 @@ fn row(replay: &Replay, lengths: Lengths, draft: usize) -> Row {
     *row.unwrap_or_else(|| panic!("{replay:?}"))
 }
 
-fn of(drafter: &str, by_position: &[f64]) -> Acceptance {
-    Acceptance {
-        drafter: drafter.to_owned(),
-        by_position: by_position.to_vec(),
-    }
+/// How often guesses of each drafter were accepted, by position.
+fn acceptance(replay: &Replay) -> Vec<(&str, &[f64])> {
+    let of = replay.by_drafter.iter();
+    of.map(|of| (&*of.drafter, &*of.by_position)).collect()
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -76,7 +76,7 @@ fn shorter_drafts_are_told_by_longer_ones() {
     let trace = trace(&[(3, 3, 3); 40]);
     let replay = replay(&trace, None).unwrap();
     assert_eq!((replay.texts, replay.left_out), (1, 0));
-    assert_eq!(replay.acceptance, [of("mtp", &[1.0, 1.0, 1.0])]);
+    assert_eq!(acceptance(&replay), [("mtp", &[1.0, 1.0, 1.0][..])]);
     let recorded = row(&replay, Lengths::Recorded, 3);
     assert_eq!((recorded.tokens, recorded.rounds), (160, 40.0));
     let fixed = row(&replay, Lengths::Fixed, 3);
@@ -110,7 +110,7 @@ fn a_wrong_guess_ends_shorter_and_longer_drafts_alike() {
         // What the plain rounds wrote was guessed by nobody: a first guess is right, a second is not.
         assert!((45.0..50.0).contains(&fixed.rounds), "{fixed:?}");
     }
-    assert_eq!(replay.acceptance, [of("mtp", &[1.0, 0.0])]);
+    assert_eq!(acceptance(&replay), [("mtp", &[1.0, 0.0][..])]);
     let plain = row(&replay, Lengths::Plain, 0);
     assert!(close(plain.ms, 90.0 * verify(1)), "{plain:?}");
 }
@@ -127,8 +127,8 @@ fn acceptance_is_told_of_each_drafter() {
         round.streams[0].drafter = Some(NGRAM.to_owned());
     }
     let replay = replay(&both, None).unwrap();
-    let told = [of("mtp", &[1.0, 1.0]), of(NGRAM, &[0.0])];
-    assert_eq!(replay.acceptance, told);
+    let told = [("mtp", &[1.0, 1.0][..]), (NGRAM, &[0.0])];
+    assert_eq!(acceptance(&replay), told);
     // The token behind two right guesses was guessed by nobody. The head would have, and is always right.
     let one = row(&replay, Lengths::Fixed, 1);
     assert_eq!(one.rounds, 40.0, "{one:?}");
@@ -138,7 +138,121 @@ fn acceptance_is_told_of_each_drafter() {
         .rounds
         .iter_mut()
         .for_each(|round| round.streams[0].drafter = None);
-    assert_eq!(super::replay(&forced, None).unwrap().acceptance, []);
+    assert_eq!(super::replay(&forced, None).unwrap().by_drafter, []);
+}
+
+/// A trace of 160 rounds with drafts of 1 to 4 tokens in turn, which `mtp` and `dspark` make by turns: those of `mtp` are
+/// right, of those of `dspark` the first token. A draft of `mtp` takes 0.5 ms a token, one of `dspark` 3 ms at any length,
+/// and reading 0.25 ms.
+fn two_heads() -> ModelTrace {
+    let drafted = |i: usize| 1 + i / 2 % 4;
+    let rounds: Vec<_> = (0..160)
+        .map(|i| {
+            (
+                drafted(i),
+                drafted(i),
+                if i % 2 == 0 { drafted(i) } else { 1 },
+            )
+        })
+        .collect();
+    let mut both = trace(&rounds);
+    both.model.drafters = vec!["mtp".to_owned(), "dspark".to_owned(), NGRAM.to_owned()];
+    both.rounds[0].streams[0].left = Some(1000);
+    for (i, round) in both.rounds.iter_mut().enumerate() {
+        let stream = &mut round.streams[0];
+        stream.expected_tokens = Some(2.5);
+        let name = if i % 2 == 0 { "mtp" } else { "dspark" };
+        stream.drafter = Some(name.to_owned());
+        // The draft after the rows is the other's, and none after the last.
+        let asked = if i + 1 < 160 { drafted(i + 1) } else { 0 };
+        let (by_mtp, by_dspark) = match (asked, i % 2) {
+            (0, _) => ((0, 0.0), (0, 0.0)),
+            (n, 1) => ((n, draft(n)), (0, 0.25)),
+            (n, _) => ((0, 0.25), (n, 3.0)),
+        };
+        round.heads = [by_mtp, by_dspark]
+            .map(|(asked, ms)| HeadRound { asked, ms })
+            .to_vec();
+        round.draft_asked = asked;
+        round.draft_ms = by_mtp.1 + by_dspark.1;
+        (round.plain_ms, round.plain) = (Some(verify(1)), Some(Known::Measured));
+    }
+    both
+}
+
+#[test]
+fn heads_are_told_apart() {
+    let replay = replay(&two_heads(), None).unwrap();
+    let [mtp, dspark] = &replay.by_drafter[..] else {
+        panic!("{replay:?}");
+    };
+    assert_eq!((&*mtp.drafter, &*dspark.drafter), ("mtp", "dspark"));
+    assert_eq!((mtp.rounds, mtp.drafted, mtp.accepted), (80, 200, 200));
+    assert_eq!(
+        (dspark.rounds, dspark.drafted, dspark.accepted),
+        (80, 200, 80)
+    );
+    assert_eq!(mtp.by_position, [1.0; 4]);
+    assert_eq!(dspark.by_position, [1.0, 0.0]);
+    assert_eq!((mtp.tokens_per_round, dspark.tokens_per_round), (3.5, 2.0));
+    assert_eq!(mtp.expected_tokens_per_round, Some(2.5));
+    // The first draft was made beside the prompt, in no round of the trace.
+    let (of_mtp, of_dspark) = (mtp.ms_per_draft.unwrap(), dspark.ms_per_draft.unwrap());
+    assert!(
+        close(of_mtp, 0.5 * 199.0 / 79.0) && close(of_dspark, 3.0),
+        "{of_mtp} {of_dspark}"
+    );
+    assert!(close(mtp.ms_per_guess.unwrap(), 0.5), "{mtp:?}");
+    assert!(
+        close(dspark.ms_per_guess.unwrap(), 80.0 * 3.0 / 200.0),
+        "{dspark:?}"
+    );
+    assert!(close(mtp.ms_reading.unwrap(), 80.0 * 0.25), "{mtp:?}");
+    assert!(close(dspark.ms_reading.unwrap(), 79.0 * 0.25), "{dspark:?}");
+    assert!(close(replay.ms_over_usual, 1.0), "{replay:?}");
+}
+
+#[test]
+fn other_lengths_are_told_of_each_head_by_its_own_guesses_and_times() {
+    let replay = replay(&two_heads(), None).unwrap();
+    let row = |drafter: usize, lengths, draft| {
+        let mut rows = replay.by_drafter[drafter].rows.iter();
+        let row = rows.find(|row| row.lengths == lengths && row.draft == draft);
+        *row.unwrap_or_else(|| panic!("{replay:?}"))
+    };
+    for (drafter, tokens) in [(0, [2.0, 3.0, 4.0, 5.0]), (1, [2.0; 4])] {
+        let plain = row(drafter, Lengths::Plain, 0);
+        assert_eq!((plain.tokens_per_round, plain.extrapolated), (1.0, 0.0));
+        assert!(close(plain.ms_per_round, verify(1)), "{plain:?}");
+        for n in 1..=4 {
+            let fixed = row(drafter, Lengths::Fixed, n);
+            let drafting = if drafter == 0 { draft(n) + 0.25 } else { 3.25 };
+            let ms = verify(1 + n) + drafting;
+            assert!(close(fixed.ms_per_round, ms), "{drafter} {n}: {fixed:?}");
+            assert_eq!(fixed.tokens_per_round, tokens[n - 1], "{fixed:?}");
+        }
+        let recorded = row(drafter, Lengths::Recorded, 4);
+        let told = &replay.by_drafter[drafter];
+        assert_eq!(recorded.tokens_per_round, told.tokens_per_round);
+        assert_eq!(recorded.extrapolated, 0.0);
+    }
+    // A quarter of the drafts had one token: what comes behind it is extrapolated.
+    let two = row(0, Lengths::Fixed, 2);
+    assert!(close(two.extrapolated, 20.0 / 160.0), "{two:?}");
+}
+
+#[test]
+fn forced_tokens_are_no_guesses() {
+    // One guess, which is right, and two forced tokens behind it.
+    let mut trace = trace(&[(3, 3, 3); 40]);
+    for round in &mut trace.rounds {
+        let stream = &mut round.streams[0];
+        (stream.forced, stream.forced_accepted, stream.guessed) = (2, 2, Some(1));
+    }
+    let replay = replay(&trace, None).unwrap();
+    let mtp = &replay.by_drafter[0];
+    assert_eq!((mtp.drafted, mtp.accepted), (40, 40));
+    assert_eq!(mtp.by_position, [1.0]);
 }
 
 #[test]
@@ -151,6 +265,7 @@ fn where_a_drafter_finds_nothing_a_longer_wish_brings_nothing() {
     for round in &mut copied.rounds {
         (round.copy_asked, round.draft_asked) = (round.draft_asked, 0);
         round.streams[0].found = Some(1);
+        round.streams[0].drafter = Some(NGRAM.to_owned());
     }
     for trace in [asked, copied] {
         let replay = replay(&trace, Some(DraftLength::UpTo(6))).unwrap();
@@ -267,7 +382,7 @@ proptest! {
             rounds[i] = (asked.min(left - 1), drafted.min(left - 1), accepted);
         }
         let trace = trace(&rounds);
-        let (stretches, left_out) = stretches(&trace.rounds, false);
+        let (stretches, left_out) = stretches(&trace.rounds, &Names::of(&trace));
         prop_assert_eq!((stretches.len(), left_out), (1, 0));
         let fit = Fit::new(&trace.rounds, &stretches).unwrap();
         prop_assert!(close(fit.scale, 1.0));

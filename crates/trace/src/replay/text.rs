@@ -10,9 +10,9 @@
 //! from further away would have been guessed again. What lies behind the draft of its round
 //! was guessed by nobody, and is not known.
 
+use super::names::Names;
 use crate::schema::{Round, StreamRound};
 use speculate::Guesser;
-use speculate::draft::NGRAM;
 use speculate::length::{HeadTimes, Longest, RoundCost};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -36,10 +36,17 @@ pub(super) struct Told {
     pub(super) drafted: usize,
     pub(super) accepted: usize,
     pub(super) emitted: usize,
+    /// Tokens of the draft that a grammar left no choice about, and those of them that were accepted.
+    pub(super) forced: usize,
+    pub(super) forced_accepted: usize,
+    /// Tokens of the draft that were guessed, before the first forced one.
+    pub(super) guessed: usize,
+    /// Tokens that the length chooser expected.
+    pub(super) expected: Option<f64>,
     /// The longest draft that there was, if that is known.
     pub(super) found: Option<usize>,
-    /// Whether the draft was a copy, or nobody but n-grams could have made one.
-    pub(super) copies: bool,
+    /// Who made the draft; where nobody did, whoever is taken to have been asked.
+    pub(super) guesser: Guesser,
     /// Whether somebody guessed: not nobody, and not a grammar alone.
     pub(super) is_guessed: bool,
     /// Streams in the round that decoded.
@@ -75,7 +82,7 @@ pub(super) struct Place {
 impl Told {
     /// The longest draft that there was, if that is known: the drafter was asked for more, or there was
     /// no more to copy.
-    fn most(&self) -> Option<usize> {
+    pub(super) fn most(&self) -> Option<usize> {
         let is_less = self.drafted < self.asked;
         let found = self.found.map(|found| found.max(self.drafted));
         found.or(is_less.then_some(self.drafted))
@@ -83,6 +90,14 @@ impl Told {
 }
 
 impl Stretch {
+    /// Who is taken to have been asked where nobody drafts next.
+    fn asked(&self, names: &Names) -> Guesser {
+        let drafted = self.rounds.iter().rev().filter(|round| round.is_guessed);
+        let mut heads = drafted.map(|round| round.guesser);
+        let head = heads.find(|&guesser| guesser != Guesser::Ngram);
+        head.unwrap_or(names.first())
+    }
+
     fn push(&mut self, round: Told) {
         self.len += round.emitted;
         self.rounds.push(round);
@@ -111,8 +126,9 @@ impl Stretch {
 
 /// The stretches of the texts of `rounds`, in the order of their beginnings, and how many rounds
 /// of texts belong to none of them: a text that was preempted runs rows again with its next token.
-/// `only_copies` says that nobody but n-grams drafts.
-pub(super) fn stretches(rounds: &[Round], only_copies: bool) -> (Vec<Stretch>, u64) {
+/// Drafts are of the drafters that `names` has. Where nobody drafted, the head that did last in the stretch is taken to
+/// have been asked.
+pub(super) fn stretches(rounds: &[Round], names: &Names) -> (Vec<Stretch>, u64) {
     let mut stretches: Vec<Stretch> = Vec::new();
     let mut open: HashMap<u64, usize> = HashMap::new();
     let mut left_out = 0;
@@ -135,14 +151,21 @@ pub(super) fn stretches(rounds: &[Round], only_copies: bool) -> (Vec<Stretch>, u
                 stretches.len() - 1
             });
             open.insert(stream.request, at);
-            stretches[at].push(Told {
+            let named = stream.drafter.as_deref().map(|name| names.guesser(name));
+            let stretch = &mut stretches[at];
+            let guesser = named.unwrap_or_else(|| stretch.asked(names));
+            stretch.push(Told {
+                guesser,
+                forced: stream.forced,
+                forced_accepted: stream.forced_accepted,
+                guessed: stream.guessed.unwrap_or(stream.drafted).min(stream.drafted),
+                expected: stream.expected_tokens,
                 asked: stream.asked,
                 drafted: stream.drafted,
                 accepted: stream.accepted,
                 emitted: stream.emitted,
                 found: stream.found,
-                copies: only_copies || stream.drafter.as_deref() == Some(NGRAM),
-                is_guessed: stream.drafter.is_some(),
+                is_guessed: stream.drafter.is_some() && stream.drafted > stream.forced,
                 streams,
                 context,
                 ms: round.verify_ms + round.draft_ms,
@@ -169,11 +192,19 @@ fn context(round: &Round) -> usize {
     after.max().unwrap_or(0)
 }
 
-/// Drafts of which a head guesses so many tokens, all heads of a model taken for one, and of which so many are copied.
-pub(super) fn drafts(guessed: usize, copied: usize) -> Longest {
-    let mut drafts = Longest::by(Guesser::HEAD, guessed);
-    drafts.copied = copied;
+/// The drafts after the rows of a round.
+fn drafts(round: &Round) -> Longest {
+    let mut drafts = Longest::by(Guesser::HEAD, round.draft_asked);
+    for (asked, head) in drafts.by_head.iter_mut().zip(&round.heads) {
+        *asked = head.asked;
+    }
+    drafts.copied = round.copy_asked;
     drafts
+}
+
+/// Milliseconds as a time; traces may hold anything.
+fn time(ms: f64) -> Duration {
+    Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default()
 }
 
 /// What a round took, if it can be compared with others.
@@ -182,14 +213,17 @@ pub(super) fn cost(round: &Round) -> Option<RoundCost> {
         return None;
     }
     let rows = round.streams.iter().map(|stream| 1 + stream.drafted);
-    let time = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+    let mut by_head = HeadTimes::default();
+    for (own, head) in by_head.iter_mut().zip(&round.heads) {
+        *own = Some(time(head.ms));
+    }
     Some(RoundCost {
         streams: round.streams.len(),
         rows: rows.sum(),
         context: context(round),
-        drafts: drafts(round.draft_asked, round.copy_asked),
+        drafts: drafts(round),
         verify: time(round.verify_ms),
         draft: time(round.draft_ms),
-        by_head: HeadTimes::default(),
+        by_head,
     })
 }
