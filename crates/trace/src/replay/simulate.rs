@@ -277,6 +277,7 @@ fn cost(text: &Text<'_>, round: Begun, asked: usize) -> RoundCost {
         streams: kind.streams,
         rows: kind.rows,
         context: kind.context,
+        experts: None,
         drafts: drafts(asked, false),
         verify: time(text.fit.verify_ms(kind)),
         draft: time(text.fit.draft_ms(next)),
