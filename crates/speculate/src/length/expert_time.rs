@@ -19,6 +19,8 @@ const KEEP: f64 = 0.998;
 const LEAST_SHARE: f64 = 0.05;
 /// What the line may leave of a step's time, in mean amounts of what it leaves.
 const SPREADS: f64 = 3.0;
+/// The least of these mean amounts, in times of a step.
+const LEAST_SPREAD: f64 = 0.005;
 
 /// The milliseconds of one more expert, fitted to steps.
 #[derive(Clone, Debug, Default)]
@@ -67,23 +69,21 @@ impl ExpertTime {
         means.n += 1.0;
         let share = (1.0 / means.n).max(LEAST_SHARE);
         let x = experts - means.experts;
-        // A step that was held up is as one that took twice as long.
-        let y = match means.n > 1.0 {
-            true => ms.min(2.0 * means.ms) - means.ms,
-            false => ms,
-        };
-        means.experts += share * x;
-        means.ms += share * y;
         if means.n == 1.0 {
+            (means.experts, means.ms) = (experts, ms);
             return;
         }
-        let weight = 1.0 - share;
+        // A step that was held up is as one that took twice as long, at first, and then as those that differ most.
         let line = self.ms * x;
-        let mut left = y - line;
+        let mut left = ms.min(2.0 * means.ms) - means.ms - line;
         if self.weight >= SPREADS {
-            left = left.clamp(-SPREADS * self.spread, SPREADS * self.spread);
+            let most = SPREADS * self.spread.max(LEAST_SPREAD * means.ms);
+            left = left.clamp(-most, most);
         }
         let y = line + left;
+        means.experts += share * x;
+        means.ms += share * y;
+        let weight = 1.0 - share;
         for sum in [&mut self.xx, &mut self.xy, &mut self.left, &mut self.weight] {
             *sum *= KEEP;
         }
