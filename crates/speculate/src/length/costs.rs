@@ -524,12 +524,12 @@ mod tests {
             costs.learn_step(8, 40.0, Duration::from_millis(6));
         }
         assert!(
-            (costs.expert_ms() - 0.1).abs() < 0.01,
+            (costs.expert_ms() - 0.1).abs() < 0.02,
             "{}",
             costs.expert_ms()
         );
         assert_eq!(costs.verify_ms(100, 8, None), 6.0);
         let fewer = costs.verify_ms(100, 8, Some(10.0));
-        assert!((fewer - 4.0).abs() < 0.2, "{fewer}");
+        assert!((fewer - 4.0).abs() < 0.4, "{fewer}");
     }
 }
