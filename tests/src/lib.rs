@@ -10,8 +10,8 @@ pub mod rows;
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
-    DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, NearAttention, Ops, Record, Rope,
-    RowEdits, Sample, Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
+    DeltaWeights, DeviceError, ExpertMarks, Kv, KvSpec, Link, Matrix, NearAttention, Ops, Record,
+    Rope, RowEdits, Sample, Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use cache::{MemoryFull, Piece};
 use serde_json::{Map, Value};
@@ -228,6 +228,8 @@ impl Sample for Recorder {
 impl Record for Recorder {
     delegate! {
         finish() -> Result<(), DeviceError>;
+        note_experts();
+        take_experts(marks: &mut ExpertMarks) -> bool;
     }
 
     fn chain(

@@ -44,6 +44,7 @@ mod capabilities;
 mod choice;
 pub mod conformance;
 mod edit;
+mod marks;
 mod mask;
 pub mod math;
 pub mod moe;
@@ -63,6 +64,7 @@ pub use batch::{
 pub use capabilities::{Capabilities, KvFormats};
 pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token};
 pub use edit::{Edit, RowEdits};
+pub use marks::{ExpertMarks, ExpertSet};
 pub use mask::TokenMask;
 pub use moe::{Choice, Expert, Experts};
 pub use ops::{Activation, Attention, DeltaWeights, NEAR_ROWS_MAX, NearAttention, Ops, Rope};

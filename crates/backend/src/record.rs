@@ -1,6 +1,6 @@
 //! Recording: steps and chains of steps that a device may record once and replay.
 
-use crate::{Batch, Store, Tensor, TokenChoice, TokenList};
+use crate::{Batch, ExpertMarks, Store, Tensor, TokenChoice, TokenList};
 #[cfg(doc)]
 use crate::{Ops, Sample};
 use std::fmt::Arguments;
@@ -121,6 +121,17 @@ pub trait Record: Store {
     /// between steps whose parts do not need one another.
     fn host_each(&self, n: usize, work: &(dyn Fn(usize) + Sync)) {
         (0..n).for_each(work);
+    }
+
+    /// Notes from now on which experts rows choose in [`Ops::moe`], as far as this thread asks for it; what was noted
+    /// before is forgotten. Nothing, by default.
+    fn note_experts(&self) {}
+
+    /// Ends what [`Record::note_experts`] began, and makes `marks` what rows have chosen since. Returns whether the
+    /// device can tell: false, the default, where choices stay on a device, so that telling would take a download.
+    fn take_experts(&self, marks: &mut ExpertMarks) -> bool {
+        let _ = marks;
+        false
     }
 
     /// Ends a step: waits, and returns the first error since the last call.

@@ -458,6 +458,10 @@ fn round_times(calibration: &Value, drafters: &[&str]) -> Option<String> {
         };
         line += &format!("; of a draft{whose} by tokens: {drafts}");
     }
+    let expert = of(CostOf::Expert, 0);
+    if let Some((_, ms)) = expert.split_once(' ') {
+        line += &format!("; of an expert: {ms}");
+    }
     if calibration["cached"] == true {
         line += " (remembered from an earlier start)";
     }

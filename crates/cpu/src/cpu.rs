@@ -6,8 +6,8 @@ use crate::memory::{values, values_mut};
 use crate::{attention, delta, elementwise, kv, matmul, moe, near, norm, rope, rows};
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Experts, Kv, KvSpec, Matrix, NearAttention, Ops, Record, Rope, RowEdits, Sample,
-    Store, Tensor, TokenMask,
+    DeviceError, ExpertMarks, Experts, Kv, KvSpec, Matrix, NearAttention, Ops, Record, Rope,
+    RowEdits, Sample, Store, Tensor, TokenMask,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -317,6 +317,14 @@ impl Record for Cpu {
 
     fn host_each(&self, n: usize, work: &(dyn Fn(usize) + Sync)) {
         self.device.pool.each(n, 1, |_, range| range.for_each(work));
+    }
+
+    fn note_experts(&self) {
+        lock(&self.routing).begin_noting();
+    }
+
+    fn take_experts(&self, marks: &mut ExpertMarks) -> bool {
+        lock(&self.routing).take_noted(marks)
     }
 
     fn finish(&self) -> Result<(), DeviceError> {

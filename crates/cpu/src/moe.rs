@@ -121,6 +121,7 @@ pub(crate) fn moe(
         "a score for each row and expert"
     );
     choose(device, scores, experts, routing);
+    routing.note(n, n_experts);
     routing.sort(n, n_experts, hidden);
     let (runs, rows) = (&routing.runs, &routing.rows);
     let expert = |i: usize| &experts.experts[routing.chosen[i]];

@@ -112,6 +112,38 @@ fn rounds_are_timed_once_and_the_times_are_remembered() {
 }
 
 #[test]
+fn a_mixture_is_timed_with_the_experts_that_its_steps_touch() {
+    let cache = Cache::new("mixture");
+    let load = || load("tiny-qwen3.5-moe", DraftChoice::Auto, keeping(&cache.0));
+    let first = load();
+    let measured = first.info.calibration.clone().unwrap();
+    let steps = measured.times.iter().filter(|t| t.of == CostOf::Verify);
+    // Four mixtures of eight experts, of which a row chooses two.
+    for step in steps {
+        let most = 32.min(8 * step.count);
+        assert!(step.experts >= 8 && step.experts <= most, "{step:?}");
+        assert!(step.count > 1 || step.experts == 8, "{step:?}");
+    }
+    let others = measured.times.iter().filter(|t| t.of != CostOf::Verify);
+    assert!(
+        others
+            .into_iter()
+            .all(|t| t.experts == usize::from(t.of == CostOf::Expert))
+    );
+    assert_eq!(
+        first.speculator.memory().pages_used().0,
+        0,
+        "every page is back"
+    );
+    let second = load();
+    assert!(second.info.calibration.as_ref().unwrap().cached);
+    let (now, before) = (second.speculator.costs(), first.speculator.costs());
+    assert_eq!(now.points(), measured.times);
+    assert!((now.expert_ms() - before.expert_ms()).abs() < 1e-5);
+    assert_eq!(reply(first), reply(second));
+}
+
+#[test]
 fn a_target_without_a_head_is_timed_with_drafts_of_any_tokens() {
     let model = load(
         "tiny-gemma4",

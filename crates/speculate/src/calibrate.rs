@@ -4,12 +4,17 @@
 //! has to find them out: it drafts too long, then not at all, then too short. So one stream that nobody
 //! reads runs rounds with drafts of several lengths. Only times are kept: what its guesses were worth
 //! says nothing of a text that somebody asked for.
+//!
+//! What an expert of a mixture takes does not show in that text, whose steps of as many rows touch about as many. So
+//! steps of equal tokens, which touch few, are timed beside steps of tokens from all over the vocabulary.
 
 use crate::length::{Costs, DraftLength, Guesser};
 use crate::sample::Sampling;
 use crate::speculator::Speculator;
 use crate::stream::StreamOptions;
 use crate::{RoundError, Stream};
+use backend::Batch;
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +22,10 @@ use std::time::{Duration, Instant};
 const LENGTHS: &[usize] = &[0, 3, 7, 1, 15];
 /// Times that each is run: after so many a time is believed.
 const PASSES: usize = crate::length::BELIEVED as usize;
+/// Rows of the steps that tell what an expert takes, at most.
+const EXPERT_ROWS: usize = 8;
+/// Steps of equal tokens, and steps of different ones, that tell it.
+const EXPERT_PASSES: usize = 6;
 
 impl Speculator {
     /// What rounds have cost so far.
@@ -67,7 +76,11 @@ impl Speculator {
             self.close(stream);
             result
         };
-        let result = (0..heads).map(of_each).sum();
+        let result: Result<usize, RoundError> = (0..heads).map(of_each).sum();
+        let result = result.and_then(|rounds| {
+            self.time_experts(prompt, 1 + longest, limit / 4)?;
+            Ok(rounds)
+        });
         self.lengths.forget_guesses_since(&before);
         self.watch = watch;
         self.drafters.copies = copies;
@@ -111,5 +124,57 @@ impl Speculator {
             last = start.elapsed() - began;
         }
         Ok(rounds)
+    }
+
+    /// Times steps of at most `rows` rows after `prompt`, of equal tokens and of different ones in turn, if the target
+    /// is a mixture of experts and the device tells which they touch. Starts no step that would end after `limit`.
+    fn time_experts(
+        &mut self,
+        prompt: &[u32],
+        rows: usize,
+        limit: Duration,
+    ) -> Result<(), RoundError> {
+        let rows = rows.min(EXPERT_ROWS).min(self.memory.size().step_rows);
+        let steps = 2 * EXPERT_PASSES;
+        let has_room = prompt.len() + steps + rows <= self.memory.size().context;
+        if rows < 2 || !has_room || self.marks.n_rows() == 0 {
+            return Ok(());
+        }
+        let start = Instant::now();
+        self.with_sequence(|this, sequence| {
+            this.prefill(sequence, prompt)?;
+            let (vocab, mut last) = (this.target.vocab_size(), Duration::ZERO);
+            for step in 0..steps {
+                if start.elapsed() + last > limit {
+                    break;
+                }
+                let began = Instant::now();
+                let spread = |i: usize| ((i * vocab / rows + step) % vocab) as u32;
+                let tokens = (0..rows).map(|i| match step % 2 {
+                    0 => prompt[0],
+                    _ => spread(i),
+                });
+                let mut batch = Batch::default();
+                let tokens: Vec<u32> = tokens.collect();
+                this.memory.push(&mut batch, sequence, &tokens, 1)?;
+                this.b.note_experts();
+                let (b, target) = (&*this.b, &*this.target);
+                let hidden = target.forward(b, &batch, &mut this.memory);
+                let chosen = b.argmax(&target.logits(b, &hidden));
+                b.finish()?;
+                let time = began.elapsed();
+                black_box(chosen);
+                let is_told = this.b.take_experts(&mut this.marks);
+                // The first steps of each kind run cold.
+                if is_told && this.marks.n_rows() == rows && step >= 2 {
+                    let experts = this.marks.union(0..rows).len() as f64;
+                    this.lengths.timed_step(rows, experts, time);
+                }
+                let stays = sequence.len() + 1 - rows;
+                this.memory.truncate(sequence, stays);
+                last = began.elapsed();
+            }
+            Ok(())
+        })
     }
 }

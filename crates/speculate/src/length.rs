@@ -13,14 +13,20 @@
 //! the first few rounds of each kind, which run cold. A stream that does not draft
 //! tries a draft now and then, as far as that limit allows; every stream tries a first.
 //!
+//! A step of a mixture of experts takes as long as the experts that its rows choose, so that `verify` is of rows and
+//! of the experts that they are expected to touch.
+//!
 //! Decisions only: what rounds cost is measured in `costs.rs`, what guesses were worth
-//! is counted in `ledger.rs`.
+//! is counted in `ledger.rs`, which experts rows choose in `unions.rs`.
 
 mod costs;
+mod curve;
 mod expect;
+mod expert_time;
 mod guesser;
 mod ledger;
 mod plan;
+mod unions;
 
 pub(crate) use costs::BELIEVED;
 pub use costs::{CostOf, CostPoint, Costs, HeadTimes, Longest, RoundCost};
@@ -29,7 +35,12 @@ pub use guesser::{Guesser, Guessers, MAX_HEADS};
 pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
 pub use plan::{Copy, DraftLength, LengthInput, Plan};
 
+pub(crate) use unions::TextRows;
+
+use backend::ExpertMarks;
 use ledger::Acceptances;
+use std::time::Duration;
+use unions::{NextUnions, Unions};
 
 /// How much of what a round taught about its own stream still counts a round later.
 const KEEP_STREAM: f64 = 0.96;
@@ -51,6 +62,16 @@ pub struct Lengths {
     /// How often guesses were accepted, over all streams.
     acceptance: Acceptances,
     costs: Costs,
+    /// Which experts steps touch, of a mixture.
+    unions: Unions,
+}
+
+/// What the next round's cost depends on, whatever its drafts are.
+struct Next {
+    /// Tokens of the longest stream.
+    context: usize,
+    /// Which experts its step may touch, of a mixture.
+    unions: Option<NextUnions>,
 }
 
 impl Lengths {
@@ -67,6 +88,41 @@ impl Lengths {
     /// Forgets what guesses were worth of which `before` did not know; times are kept.
     pub(crate) fn forget_guesses_since(&mut self, before: &Lengths) {
         self.acceptance = before.acceptance.clone();
+        self.unions = before.unions.clone();
+    }
+
+    /// Takes note of which experts a step has touched, by what its rows have chosen: `texts` are those of its streams.
+    /// Returns how many they are.
+    pub(crate) fn touched(
+        &mut self,
+        marks: &ExpertMarks,
+        texts: &mut [(&mut Ledger, TextRows)],
+    ) -> usize {
+        let learn = |(ledger, rows): &mut (&mut Ledger, TextRows)| {
+            self.unions.learn(&mut ledger.unions, marks, rows)
+        };
+        let shares: Vec<f64> = texts.iter_mut().map(learn).collect();
+        let union = marks.union(0..marks.n_rows()).len();
+        let share = union as f64 / marks.n_experts() as f64;
+        self.unions.learn_overlap(&shares, share);
+        union
+    }
+
+    /// Takes note of a step of `rows` rows that is no round's, and that touched `experts` in `time`.
+    pub(crate) fn timed_step(&mut self, rows: usize, experts: f64, time: Duration) {
+        self.costs.learn_step(rows, experts, time);
+    }
+
+    /// What the next round of `streams` depends on.
+    fn next<'a>(&self, streams: impl Iterator<Item = &'a LengthInput<'a>>, context: usize) -> Next {
+        let unions = self.unions.next(streams.map(|s| &s.ledger.unions));
+        Next { context, unions }
+    }
+
+    /// Milliseconds that the next round takes with these drafts.
+    fn round_ms(&self, next: &Next, plans: &[Plan]) -> f64 {
+        let experts = next.unions.as_ref().map(|unions| unions.of(plans));
+        self.costs.with_drafts(next.context, plans, experts)
     }
 
     /// The next drafts, one for each of `streams`.
@@ -92,7 +148,8 @@ impl Lengths {
         };
         let may_grow = |s: &LengthInput<'_>| !s.is_fixed() && s.ledger.may_draft(plain);
         let grows: Vec<bool> = streams.iter().map(may_grow).collect();
-        let mut best = self.best_by(streams, context, &plans, &grows, &likelier);
+        let next = self.next(streams.iter(), context);
+        let mut best = self.best_by(streams, &next, &plans, &grows, &likelier);
         for (i, stream) in streams.iter().enumerate() {
             if grows[i] && best[i].tokens == 0 && stream.ledger.is_curious() {
                 best[i] = self.likely(stream, likelier[i]);
@@ -138,7 +195,7 @@ impl Lengths {
     fn best_by(
         &self,
         streams: &[LengthInput<'_>],
-        context: usize,
+        next: &Next,
         plans: &[Plan],
         grows: &[bool],
         likelier: &[Guesser],
@@ -148,7 +205,7 @@ impl Lengths {
             for (i, plan) in plans.iter_mut().enumerate().filter(|(i, _)| grows[*i]) {
                 plan.guesser = streams[i].pinned_or(guesser(i));
             }
-            self.best(streams, context, plans, grows)
+            self.best(streams, next, plans, grows)
         };
         let mut best = with(&|i| likelier[i]);
         let able_for = |s: &LengthInput<'_>| Guesser::ALL.map(|guesser| s.most(guesser) > 0);
@@ -183,7 +240,7 @@ impl Lengths {
     fn best(
         &self,
         streams: &[LengthInput<'_>],
-        context: usize,
+        round: &Next,
         mut plans: Vec<Plan>,
         grows: &[bool],
     ) -> (Vec<Plan>, f64) {
@@ -197,7 +254,7 @@ impl Lengths {
             }
         }
         let mut best = plans.clone();
-        let mut best_rate = tokens / self.costs.with_drafts(context, &plans);
+        let mut best_rate = tokens / self.round_ms(round, &plans);
         loop {
             let next = (0..streams.len())
                 .filter(|&i| grows[i] && plans[i].tokens < streams[i].most(plans[i].guesser))
@@ -212,7 +269,7 @@ impl Lengths {
             plans[i].tokens += 1;
             reached[i] = chance;
             tokens += chance;
-            let rate = tokens / self.costs.with_drafts(context, &plans);
+            let rate = tokens / self.round_ms(round, &plans);
             if rate > best_rate {
                 best_rate = rate;
                 best.copy_from_slice(&plans);
@@ -305,6 +362,7 @@ impl Lengths {
             streams,
             rows,
             context,
+            experts,
             drafts,
             ..
         } = *cost;
@@ -312,6 +370,7 @@ impl Lengths {
             return;
         };
         if self.costs.is_believed(context, streams, rows, drafts) {
+            let rows = (rows, experts);
             let ms = self.costs.usual(context, streams, rows, drafts);
             let drafting = self.costs.draft_ms(context, streams, drafts);
             ledger.enter((ms, drafting), emitted, plain);

@@ -21,7 +21,7 @@ use crate::accept::{Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
 use crate::draft;
 use crate::host_choices::{self, OpenRows};
-use crate::length::{HeadTimes, Longest, RoundCost};
+use crate::length::{HeadTimes, Longest, RoundCost, TextRows};
 use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
 use crate::speculator::Speculator;
@@ -30,7 +30,7 @@ use backend::{DeviceError, NO_TOKEN, Tensor, gives_token};
 use cache::{MemoryFull, RowKey};
 use models::Taps;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Why a round failed. The streams in it cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +115,8 @@ struct Verified {
     taps: Vec<Tensor>,
     /// The rows after which a token is chosen, one stream after the other, if there are any.
     chosen: Option<Chosen>,
+    /// Whether the device has told which experts the rows chose.
+    has_marks: bool,
 }
 
 impl Speculator {
@@ -166,13 +168,47 @@ impl Speculator {
         }
         self.rollback(streams, &rows);
         let verify = start.elapsed();
+        let experts = self.count_experts(streams, &rows, verified.has_marks);
         written(streams);
         let start = Instant::now();
         let (longest, by_head) = self.draft(streams, &rows, &verified)?;
         let draft = start.elapsed();
-        self.record(streams, &rows, longest, (verify, draft, by_head));
-        self.note_step(before, streams, &rows, (longest, verify, draft, by_head));
+        let cost = RoundCost {
+            streams: streams.len(),
+            rows: self.batch.n_rows(),
+            context: streams.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
+            experts: experts.map(|experts| experts as f64),
+            drafts: longest,
+            verify,
+            draft,
+            by_head,
+        };
+        self.record(streams, &rows, &cost);
+        self.note_step(before, streams, &rows, (&cost, experts));
         Ok(())
+    }
+
+    /// How many experts the step has touched, if the device has told which.
+    fn count_experts(
+        &mut self,
+        streams: &mut [&mut Stream],
+        rows: &[StreamRows],
+        has_marks: bool,
+    ) -> Option<usize> {
+        if !has_marks {
+            return None;
+        }
+        let text = |(stream, rows): (&mut &mut Stream, &StreamRows)| {
+            let n_rows = rows.n_known + rows.n_drafted;
+            TextRows {
+                rows: rows.first..rows.first + n_rows,
+                kept: (stream.state.sequence.len() - rows.n_before).min(n_rows),
+            }
+        };
+        let texts: Vec<TextRows> = streams.iter_mut().zip(rows).map(text).collect();
+        let ledgers = streams.iter_mut().map(|stream| &mut stream.ledger);
+        let mut texts: Vec<_> = ledgers.zip(texts).collect();
+        Some(self.lengths.touched(&self.marks, &mut texts))
     }
 
     /// Collects the round's rows in the batch.
@@ -241,6 +277,7 @@ impl Speculator {
         let tapped = self.drafters.taps();
         let media = draft::media(b, batch, &self.embeddings);
         let media: Vec<&Tensor> = media.iter().collect();
+        b.note_experts();
         let mut made = b.step(key, batch, &media, &mut |media| {
             let mut taps = Taps::new(&tapped);
             let inputs = target.inputs(b, batch, media);
@@ -264,10 +301,13 @@ impl Speculator {
         let choose = |logits| self.choose_on_device(streams, rows, logits, source);
         let chosen = logits.map(choose);
         self.b.finish()?;
+        let has_marks = self.b.take_experts(&mut self.marks);
+        let n_rows = self.batch.n_rows();
         Ok(Verified {
             hidden,
             taps,
             chosen,
+            has_marks: has_marks && self.marks.n_rows() == n_rows,
         })
     }
 
@@ -487,14 +527,7 @@ impl Speculator {
     }
 
     /// Books what the round has cost and brought, and adds new tokens to the prefix index.
-    /// `longest` are the longest drafts for the next one.
-    fn record(
-        &mut self,
-        streams: &mut [&mut Stream],
-        rows: &[StreamRows],
-        longest: Longest,
-        (verify, draft, by_head): (Duration, Duration, HeadTimes),
-    ) {
+    fn record(&mut self, streams: &mut [&mut Stream], rows: &[StreamRows], cost: &RoundCost) {
         for (stream, rows) in streams.iter_mut().zip(rows) {
             let emitted = rows.emitted(stream).iter();
             self.index
@@ -503,25 +536,18 @@ impl Speculator {
             let is_round = rows.chooses && !rows.are_prompt(stream);
             stream.stats.rounds += u64::from(is_round);
             let is_prefill = rows.is_prefill(stream);
-            stream.stats.book(is_prefill, n_emitted, verify, draft);
+            stream
+                .stats
+                .book(is_prefill, n_emitted, cost.verify, cost.draft);
         }
         let mut pairs = streams.iter().zip(rows);
         if pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
             return;
         }
-        let cost = RoundCost {
-            streams: streams.len(),
-            rows: self.batch.n_rows(),
-            context: streams.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
-            drafts: longest,
-            verify,
-            draft,
-            by_head,
-        };
-        self.lengths.took(&cost);
+        self.lengths.took(cost);
         for (stream, rows) in streams.iter_mut().zip(rows) {
             let n_emitted = rows.emitted(stream).len();
-            self.lengths.book(&mut stream.ledger, &cost, n_emitted);
+            self.lengths.book(&mut stream.ledger, cost, n_emitted);
         }
     }
 }

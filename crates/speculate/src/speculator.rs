@@ -10,7 +10,7 @@ use crate::saved::Restoring;
 use crate::step::Watch;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use crate::told::Told;
-use backend::{Backend, Batch, StepKey};
+use backend::{Backend, Batch, ExpertMarks, StepKey};
 use cache::{Memory, MemoryFull, MemoryPlan, MemorySize, PrefixIndex, RowKey};
 use models::Target;
 use std::sync::Arc;
@@ -32,6 +32,8 @@ pub struct Speculator {
     /// An ended text that is being restored.
     pub(crate) restoring: Option<Restoring>,
     pub(crate) batch: Batch,
+    /// Which experts the rows of the last step have chosen, if the device has told.
+    pub(crate) marks: ExpertMarks,
     /// Embeddings of the batch's media rows, one after the other.
     pub(crate) embeddings: Vec<f32>,
     pub(crate) scratch: Scratch,
@@ -61,6 +63,7 @@ impl Speculator {
             restoring: None,
             index: PrefixIndex::new(),
             batch: Batch::default(),
+            marks: ExpertMarks::default(),
             embeddings: Vec::new(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),

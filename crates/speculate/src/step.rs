@@ -3,7 +3,7 @@
 //! Numbers only, never a token. What is written and how long drafts are does not depend on whether
 //! steps are watched.
 
-use crate::length::{DraftInput, Expectation, HeadTimes, Longest};
+use crate::length::{DraftInput, Expectation, HeadTimes, Longest, RoundCost};
 use crate::round::StreamRows;
 use crate::speculator::Speculator;
 use crate::stream::Stream;
@@ -14,6 +14,9 @@ use std::time::Duration;
 pub struct StepRecord {
     /// Rows that the target ran.
     pub rows: usize,
+    /// Experts that they touched, each counted in every mixture; absent of models without mixtures, and on devices that
+    /// do not tell.
+    pub experts: Option<usize>,
     /// The longest drafts after the rows, which the next step verifies.
     pub drafts: Longest,
     /// Time of the target, choosing included.
@@ -22,7 +25,7 @@ pub struct StepRecord {
     pub draft: Duration,
     /// Time of each head therein.
     pub by_head: HeadTimes,
-    /// What the step was expected to bring and to take; no times where a stream ran rows of its
+    /// What the step was expected to bring and to take; no times and experts where a stream ran rows of its
     /// prompt, since such steps are not comparable.
     pub expected: Expectation,
     /// What it did for each stream, in the order of the streams.
@@ -135,6 +138,7 @@ impl Speculator {
         let mut pairs = streams.iter().zip(rows);
         if pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
             (expected.ms, expected.plain_ms) = (None, None);
+            expected.experts = None;
         }
         let pairs = streams.iter().zip(rows);
         let before = pairs.map(|(stream, rows)| {
@@ -185,14 +189,13 @@ impl Speculator {
         is_less.then_some(copied)
     }
 
-    /// Notes what the step did that is known to have been so `before`: it took `verify` and `draft`,
-    /// and asked for drafts of these lengths at most.
+    /// Notes what the step did that is known to have been so `before`: what it cost, and the `experts` that it touched.
     pub(crate) fn note_step(
         &mut self,
         before: Option<Before>,
         streams: &[&mut Stream],
         rows: &[StreamRows],
-        (drafts, verify, draft, by_head): (Longest, Duration, Duration, HeadTimes),
+        (cost, experts): (&RoundCost, Option<usize>),
     ) {
         let Some(Before {
             streams: of_streams,
@@ -218,11 +221,12 @@ impl Speculator {
         };
         let streams = of_streams.into_iter().zip(streams).zip(rows).map(done);
         self.watch.last = Some(StepRecord {
-            rows: self.batch.n_rows(),
-            drafts,
-            verify,
-            draft,
-            by_head,
+            rows: cost.rows,
+            experts,
+            drafts: cost.drafts,
+            verify: cost.verify,
+            draft: cost.draft,
+            by_head: cost.by_head,
             expected,
             streams: streams.collect(),
         });

@@ -83,6 +83,17 @@ pub struct Round {
     /// Rows that the target ran.
     #[serde(default)]
     pub rows: usize,
+    /// Experts of a mixture that the rows touched, each counted in every mixture of the model; absent where the
+    /// model has none, and where the device does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<usize>,
+    /// Experts that the length chooser expected; absent in prefill, and where no step had told.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "short_if_any"
+    )]
+    pub expected_experts: Option<f64>,
     /// The longest draft that a head was asked for after the rows, which `draft_ms` was spent on and the
     /// next round verifies.
     #[serde(default)]
@@ -311,6 +322,8 @@ impl Round {
             t_ms,
             prefill,
             rows: step.rows,
+            experts: step.experts,
+            expected_experts: expected.experts,
             draft_asked: step.drafts.guessed(),
             copy_asked: step.drafts.copied,
             verify_ms,
@@ -429,12 +442,14 @@ mod tests {
         };
         StepRecord {
             rows: 6,
+            experts: Some(21),
             drafts: Longest::by(Guesser::HEAD, 2),
             verify: Duration::from_micros(14_000),
             draft: Duration::from_micros(1500),
             by_head: HeadTimes::default(),
             expected: Expectation {
                 tokens: vec![2.75, 1.5],
+                experts: Some(19.5),
                 ms: Some(15.25),
                 plain_ms: Some(10.0),
                 is_plain_measured: true,
@@ -458,6 +473,10 @@ mod tests {
         let round = Round::new(1, 250.5, &[4, 9], &step());
         assert_eq!(round.streams[0].saved_ms_measured, Some(30.0 - 15.5));
         assert_eq!(round.plain, Some(Known::Measured));
+        assert_eq!(
+            (round.experts, round.expected_experts),
+            (Some(21), Some(19.5))
+        );
         let mut summary = Summary::default();
         summary.add(&round);
         for line in [
@@ -486,12 +505,15 @@ mod tests {
         let mut step = step();
         step.streams[1].is_prefill = true;
         (step.expected.ms, step.expected.plain_ms) = (None, None);
+        (step.experts, step.expected.experts) = (None, None);
         let round = Round::new(0, 0.0, &[0, 1], &step);
         assert!(round.prefill && !round.streams[0].prefill);
         assert_eq!(
             (round.plain, round.streams[0].expected_tokens),
             (None, None)
         );
+        let text = serde_json::to_string(&round).unwrap();
+        assert!(!text.contains("experts"), "{text}");
     }
 
     #[test]

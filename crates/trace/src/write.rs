@@ -269,6 +269,7 @@ mod tests {
     fn step() -> StepRecord {
         StepRecord {
             rows: 4,
+            experts: None,
             drafts: Longest::default(),
             verify: Duration::from_millis(4),
             draft: Duration::from_millis(1),

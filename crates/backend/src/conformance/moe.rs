@@ -1,7 +1,7 @@
 //! Mixtures of experts.
 
 use super::{Noise, Pair, independent, stored};
-use crate::{Activation, Backend, Expert, Experts};
+use crate::{Activation, Backend, Choice, Expert, ExpertMarks, Experts};
 use quant::{BF16, F32, Format, Owned};
 
 /// A shape of experts.
@@ -116,12 +116,17 @@ pub(super) fn moe_equals(got: &dyn Backend, want: &dyn Backend) {
                     experts,
                 )
             };
-            pair.compare_tensors(
-                "moe",
-                &case.name(n),
-                &run(got, &experts.0),
-                &run(want, &experts.1),
-            );
+            got.note_experts();
+            let of_got = run(got, &experts.0);
+            let mut marks = ExpertMarks::default();
+            if got.take_experts(&mut marks) {
+                let rows = scores.chunks_exact(case.count);
+                let choices: Vec<Choice> = rows.map(|row| experts.1.choose(row)).collect();
+                let mut chosen = ExpertMarks::default();
+                chosen.push(case.count, &choices);
+                assert_eq!(marks, chosen, "experts told of {}", case.name(n));
+            }
+            pair.compare_tensors("moe", &case.name(n), &of_got, &run(want, &experts.1));
             let gate = noise.values(n, 8.0);
             for activation in [Activation::Sigmoid, case.activation] {
                 let name = format!("{n} rows of {}, {activation:?}", case.hidden);

@@ -94,6 +94,52 @@ fn a_trace_adds_up_to_the_record_and_changes_no_text() {
     }
 }
 
+#[test]
+fn rounds_of_a_mixture_tell_the_experts_that_their_rows_touched() {
+    let folder = folder("trace-experts");
+    let run = |model: &str| {
+        let args = [PROMPT, "-n", "100", "-m", model, "--temperature", "0.8"];
+        run_json(
+            &folder,
+            &[&args[..], &["--seed", "3", "--trace", "t.jsonl"]].concat(),
+        );
+        let rounds = lines(&folder.join("t.jsonl")).into_iter();
+        rounds
+            .filter(|line| line["type"] == "round")
+            .collect::<Vec<_>>()
+    };
+    let rounds = run(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../models/tiny-qwen3.5-moe"
+    ));
+    for round in &rounds {
+        // Four mixtures of eight experts, of which a row chooses two.
+        let (rows, touched) = (
+            round["rows"].as_u64().unwrap(),
+            round["experts"].as_u64().unwrap(),
+        );
+        assert!(touched >= 8 && touched <= 32.min(8 * rows), "{round}");
+        let expected = round["expected_experts"].as_f64();
+        assert_eq!(expected.is_none(), round["prefill"] == true, "{round}");
+        let is_likely = |expected: f64| match rows {
+            1 => (expected - 8.0).abs() < 1e-3,
+            _ => (8.0..=32.0).contains(&expected),
+        };
+        assert!(expected.is_none_or(is_likely), "{round}");
+    }
+    assert!(
+        rounds
+            .iter()
+            .any(|round| round["rows"].as_u64() > Some(1) && round["prefill"] == false)
+    );
+    let dense = run(WITH_MTP);
+    assert!(
+        dense
+            .iter()
+            .all(|round| round["experts"].is_null() && round["expected_experts"].is_null())
+    );
+}
+
 /// Checks the lines that are not about rounds.
 fn check_frame(trace: &[Value], record: &Value) {
     assert_eq!(trace[0]["type"], "header");

@@ -1,7 +1,8 @@
 //! Which rows go to which experts.
 
-use backend::Choice;
+use backend::{Choice, ExpertMarks};
 use std::ops::Range;
+use std::thread::{self, ThreadId};
 
 /// The experts of a step's rows, and the rows of its experts, in memory that the next step uses
 /// again.
@@ -27,9 +28,35 @@ pub(crate) struct Routing {
     /// By row and rank: an expert's weight, and where its result starts in the results of all
     /// places.
     pub(super) terms: Vec<(f32, usize)>,
+    /// The thread whose choices are noted, if any are.
+    noting: Option<ThreadId>,
+    noted: ExpertMarks,
 }
 
 impl Routing {
+    /// Notes what this thread's rows choose from now on.
+    pub(crate) fn begin_noting(&mut self) {
+        self.noting = Some(thread::current().id());
+        self.noted.clear();
+    }
+
+    /// Notes no more, and makes `marks` what was noted; false if that was not for this thread.
+    pub(crate) fn take_noted(&mut self, marks: &mut ExpertMarks) -> bool {
+        let is_own = self.noting == Some(thread::current().id());
+        if is_own {
+            self.noting = None;
+            std::mem::swap(&mut self.noted, marks);
+        }
+        is_own
+    }
+
+    /// Notes the choices of the first `n_rows` rows among `n_experts` experts, if this thread's are to be.
+    pub(super) fn note(&mut self, n_rows: usize, n_experts: usize) {
+        if self.noting == Some(thread::current().id()) {
+            self.noted.push(n_experts, &self.choices[..n_rows]);
+        }
+    }
+
     /// Gives places to the choices of the first `n_rows` rows among `n_experts` experts, whose
     /// results are `hidden` values wide: a counting sort.
     pub(super) fn sort(&mut self, n_rows: usize, n_experts: usize, hidden: usize) {

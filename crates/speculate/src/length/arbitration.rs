@@ -61,6 +61,7 @@ fn cost(heads: &[Head<'_>], drafted: usize, next: Plan) -> RoundCost {
         streams: 1,
         rows: 1 + drafted,
         context: 100,
+        experts: None,
         drafts: Longest::of([next]),
         verify: ms(STEP_MS + ROW_MS * drafted as f64),
         draft: by_head.into_iter().flatten().sum(),

@@ -1,5 +1,8 @@
-//! What rounds cost: milliseconds by rows, streams, draft length and context, as measured.
+//! What rounds cost: milliseconds by rows, streams, draft length and context, as measured; of a mixture, by the experts
+//! that a step touches, too.
 
+use super::curve::{Curve, Point, Touched};
+use super::expert_time::ExpertTime;
 use super::{Guesser, MAX_HEADS, Plan};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -25,6 +28,9 @@ pub struct RoundCost {
     pub rows: usize,
     /// Tokens of the longest stream.
     pub context: usize,
+    /// Experts that the step has touched, each counted in every mixture; `None` where that is not known, and of
+    /// models without mixtures.
+    pub experts: Option<f64>,
     /// The drafts after the rows.
     pub drafts: Longest,
     /// Time of the target, choosing included.
@@ -102,11 +108,13 @@ pub enum CostOf {
     Draft,
     /// A head's reading of rows whose draft is copied or another head's, by the tokens of that draft.
     Reading,
+    /// One more expert of a mixture that a step of the target touches; its count is 1.
+    Expert,
 }
 
-/// Whether `head` is the first one; serde hands a reference over.
-fn is_first(head: &usize) -> bool {
-    *head == 0
+/// Whether a number is 0; serde hands a reference over.
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// The usual time of one kind of step or draft, to be kept and [read again](Costs::of_points).
@@ -115,7 +123,7 @@ pub struct CostPoint {
     /// What took the time.
     pub of: CostOf,
     /// The number of the head that took it, from 0; 0 for a step of the target.
-    #[serde(default, skip_serializing_if = "is_first")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub head: usize,
     /// The binary logarithm of the context, rounded down; shorter contexts than 2,048 tokens share one.
     pub octave: u32,
@@ -123,6 +131,9 @@ pub struct CostPoint {
     pub streams: usize,
     /// Rows of the step, or tokens of the draft.
     pub count: usize,
+    /// Experts that the step touched in that time; 0 without mixtures.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub experts: usize,
     /// The usual time, in nanoseconds.
     pub ns: u64,
     /// Times it was measured, 3 at most: after so many it is believed.
@@ -149,6 +160,8 @@ pub struct Costs {
     /// Each head's time in rounds whose drafts are all of others, by octave of context and streams, then by
     /// the tokens of the longest one: the head reads what these have written.
     reading: [BTreeMap<Kind, Curve>; MAX_HEADS],
+    /// The time of one more expert of a mixture.
+    expert: ExpertTime,
     rounds: u64,
 }
 
@@ -162,10 +175,15 @@ impl Costs {
         for point in points.iter().filter(|point| point.head < MAX_HEADS) {
             let known = Point {
                 ms: point.ms(),
+                experts: (point.experts > 0).then_some(point.experts as f64),
                 seen: f64::from(point.seen),
                 last: 0,
             };
             let (curves, fresh): (_, fn() -> Curve) = match point.of {
+                CostOf::Expert => {
+                    costs.expert = ExpertTime::known(point.ms());
+                    continue;
+                }
                 CostOf::Verify => (&mut costs.verify, Curve::default),
                 CostOf::Draft => (&mut costs.draft[point.head], Curve::from_nothing),
                 CostOf::Reading => (&mut costs.reading[point.head], Curve::from_nothing),
@@ -176,7 +194,7 @@ impl Costs {
         costs
     }
 
-    /// The times that were measured, in the order of kind, head, context, streams and count.
+    /// The times that were measured, in the order of kind, head, context, streams and count, that of an expert last.
     pub fn points(&self) -> Vec<CostPoint> {
         let of_heads = [
             (CostOf::Draft, &self.draft),
@@ -199,11 +217,23 @@ impl Costs {
                     octave,
                     streams,
                     count,
-                    ns: (point.ms * 1e6).round() as u64,
+                    experts: point.experts.map_or(0, |experts| experts.round() as usize),
+                    ns: nanoseconds(point.ms),
                     seen: point.seen.min(BELIEVED) as u8,
                 }));
             }
         }
+        let expert = self.expert.ms();
+        points.extend((expert > 0.0).then(|| CostPoint {
+            of: CostOf::Expert,
+            head: 0,
+            octave: FIRST_OCTAVE,
+            streams: 0,
+            count: 1,
+            experts: 1,
+            ns: nanoseconds(expert),
+            seen: BELIEVED as u8,
+        }));
         points
     }
 
@@ -212,16 +242,46 @@ impl Costs {
         self.rounds += 1;
         let octave = octave(cost.context);
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        let fresh = Curve::default;
-        entry(&mut self.verify, (octave, 0), fresh).learn(cost.rows, ms(cost.verify), self.rounds);
+        let verify = ms(cost.verify);
+        if let Some(experts) = cost.experts {
+            self.learn_expert((octave, cost.rows), experts, verify);
+        }
+        let touched = self.touched(cost.experts);
+        let curve = entry(&mut self.verify, (octave, 0), Curve::default);
+        curve.learn(cost.rows, verify, touched, self.rounds);
         for (head, time) in cost.heads() {
             let (curves, count) = match cost.drafts.of_head(head) {
                 (CostOf::Reading, count) => (&mut self.reading[head], count),
                 (_, count) => (&mut self.draft[head], count),
             };
             let curve = entry(curves, (octave, cost.streams), Curve::from_nothing);
-            curve.learn(count, ms(time), self.rounds);
+            curve.learn(count, ms(time), None, self.rounds);
         }
+    }
+
+    /// Takes note of a step of `rows` rows that is no round's, and that touched `experts` in `time`: it tells what an
+    /// expert takes beside others of its kind.
+    pub(crate) fn learn_step(&mut self, rows: usize, experts: f64, time: Duration) {
+        self.learn_expert((u32::MAX, rows), experts, time.as_secs_f64() * 1e3);
+    }
+
+    /// Fits the time of an expert to a step of this kind.
+    fn learn_expert(&mut self, kind: (u32, usize), experts: f64, ms: f64) {
+        let points = self.verify.values().flat_map(|curve| curve.0.values());
+        let each = points.filter_map(|point| Some(point.ms / point.experts?));
+        // In no step do its experts take longer than all of it.
+        let most = each.fold(ms / experts.max(1.0), f64::min);
+        self.expert.learn(kind, experts, ms, most);
+    }
+
+    /// Milliseconds that a step of the target takes for each expert that it touches; 0 where that is not known, and
+    /// without mixtures.
+    pub fn expert_ms(&self) -> f64 {
+        self.expert.ms()
+    }
+
+    fn touched(&self, experts: Option<f64>) -> Touched {
+        experts.map(|experts| (experts, self.expert.ms()))
     }
 
     /// Milliseconds of a round of `streams` streams without drafts, if one like it was seen of
@@ -233,7 +293,7 @@ impl Costs {
             .0
             .range(..=streams)
             .any(|(_, p)| fresh(p))
-            .then(|| curve.at(streams) + self.draft_ms(context, streams, Longest::default()))
+            .then(|| curve.at(streams, None) + self.draft_ms(context, streams, Longest::default()))
     }
 
     /// Whether any round of such a context, or of a shorter one, was timed.
@@ -267,15 +327,23 @@ impl Costs {
         seen(self.verify.get(&(octave, 0)), rows) && drafting.into_iter().all(is_known)
     }
 
-    /// Milliseconds that a round of `rows` rows usually takes, with these drafts after it.
-    pub fn usual(&self, context: usize, streams: usize, rows: usize, drafts: Longest) -> f64 {
-        self.verify_ms(context, rows) + self.draft_ms(context, streams, drafts)
+    /// Milliseconds that a round of `rows` rows usually takes, with these drafts after it, if the step touches so many
+    /// `experts`: as many as usual, if that is not known.
+    pub fn usual(
+        &self,
+        context: usize,
+        streams: usize,
+        (rows, experts): (usize, Option<f64>),
+        drafts: Longest,
+    ) -> f64 {
+        self.verify_ms(context, rows, experts) + self.draft_ms(context, streams, drafts)
     }
 
-    /// Milliseconds that the target usually takes for `rows` rows; 0 where no round was timed.
-    pub fn verify_ms(&self, context: usize, rows: usize) -> f64 {
+    /// Milliseconds that the target usually takes for `rows` rows that touch so many `experts`, or as many as usual; 0
+    /// where no round was timed.
+    pub fn verify_ms(&self, context: usize, rows: usize, experts: Option<f64>) -> f64 {
         let curve = nearest(&self.verify, (octave(context), 0));
-        curve.map_or(0.0, |curve| curve.at(rows))
+        curve.map_or(0.0, |curve| curve.at(rows, self.touched(experts)))
     }
 
     /// Milliseconds that drafting usually takes for such drafts of `streams` streams; 0 where none
@@ -284,7 +352,7 @@ impl Costs {
         let of_head = |head| {
             let (curves, count) = self.drafting(head, drafts);
             let curve = nearest(curves, (octave(context), streams));
-            curve.map_or(0.0, |curve| curve.at(count))
+            curve.map_or(0.0, |curve| curve.at(count, None))
         };
         (0..MAX_HEADS).map(of_head).sum()
     }
@@ -297,11 +365,12 @@ impl Costs {
         }
     }
 
-    /// Milliseconds of a round with these drafts, one for each stream.
-    pub fn with_drafts(&self, context: usize, plans: &[Plan]) -> f64 {
+    /// Milliseconds of a round with these drafts, one for each stream, whose step touches so many `experts`, or as many
+    /// as usual.
+    pub fn with_drafts(&self, context: usize, plans: &[Plan], experts: Option<f64>) -> f64 {
         let rows = plans.len() + plans.iter().map(|plan| plan.tokens).sum::<usize>();
         let longest = Longest::of(plans.iter().copied());
-        self.usual(context, plans.len(), rows, longest)
+        self.usual(context, plans.len(), (rows, experts), longest)
     }
 }
 
@@ -325,158 +394,26 @@ fn nearest(curves: &BTreeMap<Kind, Curve>, (octave, streams): Kind) -> Option<&C
     Some(curve)
 }
 
+/// `ms` in whole nanoseconds.
+fn nanoseconds(ms: f64) -> u64 {
+    (ms * 1e6).round() as u64
+}
+
 /// Which contexts share their times: each twice as long as the one before.
 fn octave(context: usize) -> u32 {
     (context | 1).ilog2().max(FIRST_OCTAVE)
-}
-
-/// Milliseconds by a count, of rows or of tokens.
-#[derive(Clone, Debug, Default)]
-struct Curve(BTreeMap<usize, Point>);
-
-#[derive(Clone, Copy, Debug)]
-struct Point {
-    /// The usual time.
-    ms: f64,
-    /// Times it was measured.
-    seen: f64,
-    /// The round that it was last measured in.
-    last: u64,
-}
-
-impl Curve {
-    /// A curve that starts with no time for a count of 0.
-    fn from_nothing() -> Self {
-        let nothing = Point {
-            ms: 0.0,
-            seen: 0.0,
-            last: 0,
-        };
-        Curve(BTreeMap::from([(0, nothing)]))
-    }
-
-    /// A curve with the times of this one, as if none of them had been measured.
-    fn as_a_guess(&self) -> Self {
-        let guess = |(&count, point): (&usize, &Point)| {
-            (
-                count,
-                Point {
-                    seen: 0.0,
-                    ..*point
-                },
-            )
-        };
-        Curve(self.0.iter().map(guess).collect())
-    }
-
-    /// Takes note of a time: the least of the first ones, then nearer to the lesser ones,
-    /// since a machine is held up by others now and then, and never helped.
-    fn learn(&mut self, count: usize, ms: f64, round: u64) {
-        let point = self.0.entry(count).or_insert(Point {
-            ms,
-            seen: 0.0,
-            last: round,
-        });
-        point.seen += 1.0;
-        point.last = round;
-        point.ms = if point.seen == 1.0 {
-            ms
-        } else if ms < point.ms {
-            let share = if point.seen > BELIEVED { 0.5 } else { 1.0 };
-            point.ms + share * (ms - point.ms)
-        } else if point.seen > BELIEVED {
-            point.ms + 0.1 * (ms.min(2.0 * point.ms) - point.ms)
-        } else {
-            point.ms
-        };
-    }
-
-    /// The time of `count`: between the nearest counts on a line; beyond the last one on its line
-    /// with half of it, or with the one before it if none is so low, never falling: rows fill tiles, so the
-    /// line of two counts that are near can be flat. A single point counts for all, and no point is 0.
-    fn at(&self, count: usize) -> f64 {
-        // No step takes longer than its rows one by one: a time that says so was held up,
-        // until it was measured some times.
-        let first = self.0.first_key_value().filter(|(x, _)| **x > 0);
-        let each = first.map(|(&x, p)| p.ms / x as f64);
-        let ms = |x: usize, p: &Point| {
-            let cap = each.filter(|_| p.seen < BELIEVED);
-            cap.map_or(p.ms, |each| p.ms.min(each * x as f64))
-        };
-        let below = self.0.range(..=count).next_back();
-        let above = self.0.range(count..).next();
-        let line = |(&x0, p0): (&usize, &Point), (&x1, p1): (&usize, &Point)| {
-            let slope = (ms(x1, p1) - ms(x0, p0)) / (x1 - x0) as f64;
-            (slope, ms(x0, p0) + slope * (count as f64 - x0 as f64))
-        };
-        match (below, above) {
-            (Some((&x, p)), Some((&y, _))) if x == y => ms(x, p),
-            (Some(low), Some(high)) => line(low, high).1,
-            (Some((&x, p)), None) => {
-                let half = self.0.range(..=x / 2).next_back();
-                match half.or_else(|| self.0.range(..x).next_back()) {
-                    Some(before) => {
-                        let (slope, beyond) = line(before, (&x, p));
-                        if slope > 0.0 { beyond } else { ms(x, p) }
-                    }
-                    None => ms(x, p),
-                }
-            }
-            (None, Some((&x, p))) => ms(x, p),
-            (None, None) => 0.0,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn curve(points: &[(usize, f64)]) -> Curve {
-        let mut curve = Curve::default();
-        for &(count, ms) in points {
-            (0..4).for_each(|round| curve.learn(count, ms, round));
-        }
-        curve
-    }
-
-    #[test]
-    fn times_beyond_all_counts_follow_the_line_over_half_of_them() {
-        // A tile has 8 rows: 9 to 16 take as long as two.
-        let stairs = curve(&[(1, 58.0), (8, 88.0), (11, 148.0), (16, 152.0)]);
-        assert_eq!(stairs.at(24), 216.0);
-        assert_eq!(stairs.at(32), 280.0);
-        // Nothing is known of half of it.
-        assert_eq!(curve(&[(4, 10.0), (6, 12.0)]).at(8), 14.0);
-    }
-
-    #[test]
-    fn times_between_counts_lie_on_a_line_and_never_fall_beyond_them() {
-        let rising = curve(&[(1, 10.0), (3, 14.0)]);
-        assert_eq!(
-            [0, 1, 2, 3, 5].map(|n| rising.at(n)),
-            [10.0, 10.0, 12.0, 14.0, 18.0]
-        );
-        let falling = curve(&[(1, 10.0), (3, 6.0)]);
-        assert_eq!([2, 5].map(|n| falling.at(n)), [8.0, 6.0]);
-        assert_eq!(curve(&[(4, 9.0)]).at(99), 9.0);
-        assert_eq!(Curve::default().at(7), 0.0);
-    }
-
-    #[test]
-    fn a_first_time_that_exceeds_its_rows_one_by_one_is_not_believed() {
-        let mut curve = curve(&[(1, 10.0)]);
-        curve.learn(2, 400.0, 9);
-        assert_eq!(curve.at(2), 20.0);
-        (0..3).for_each(|_| curve.learn(2, 30.0, 9));
-        assert_eq!(curve.at(2), 30.0);
-    }
-
     fn cost(streams: usize, rows: usize, context: usize, ms: (u64, u64)) -> RoundCost {
         RoundCost {
             streams,
             rows,
             context,
+            experts: None,
             drafts: Longest::by(Guesser::HEAD, rows / streams - 1),
             verify: Duration::from_millis(ms.0),
             draft: Duration::from_millis(ms.1),
@@ -494,18 +431,18 @@ mod tests {
         }
         let three = Longest::by(Guesser::HEAD, 3);
         assert_eq!(costs.plain_step(60_000, 1), Some(10.0));
-        assert_eq!(costs.usual(60_000, 2, 3, three), 12.0 + 3.0);
+        assert_eq!(costs.usual(60_000, 2, (3, None), three), 12.0 + 3.0);
         // The first time measured there replaces the guess at its place, and no other.
         costs.learn(&cost(1, 1, 60_000, (30, 0)));
-        assert_eq!(costs.verify_ms(60_000, 1), 30.0);
-        assert_eq!(costs.verify_ms(60_000, 5), 14.0);
-        assert_eq!(costs.verify_ms(100, 1), 10.0);
+        assert_eq!(costs.verify_ms(60_000, 1, None), 30.0);
+        assert_eq!(costs.verify_ms(60_000, 5, None), 14.0);
+        assert_eq!(costs.verify_ms(100, 1, None), 10.0);
         let one = Longest::default();
         assert!(costs.is_believed(100, 1, 1, one) && !costs.is_believed(60_000, 1, 1, one));
         // A shorter context than all that were timed has the times of the shortest.
         let mut long = Costs::default();
         long.learn(&cost(1, 1, 60_000, (30, 0)));
-        assert_eq!(long.verify_ms(5, 1), 30.0);
+        assert_eq!(long.verify_ms(5, 1, None), 30.0);
     }
 
     #[test]
@@ -527,8 +464,72 @@ mod tests {
         assert_eq!(again.points(), points);
         assert_eq!(again.plain_step(100, 1), costs.plain_step(100, 1));
         for rows in 1..12 {
-            assert_eq!(again.verify_ms(100, rows), costs.verify_ms(100, rows));
+            assert_eq!(
+                again.verify_ms(100, rows, None),
+                costs.verify_ms(100, rows, None)
+            );
         }
         assert!(again.is_believed(100, 1, 4, cost(1, 4, 0, (0, 0)).drafts));
+    }
+
+    #[test]
+    fn the_time_of_an_expert_is_kept_with_the_experts_of_the_steps() {
+        let mut costs = Costs::default();
+        // 4 ms, a quarter for each row and 0.05 for each expert, of which texts touch more or fewer.
+        let mixture = |rows: usize, experts: f64| RoundCost {
+            experts: Some(experts),
+            verify: Duration::from_secs_f64((4.0 + 0.25 * rows as f64 + 0.05 * experts) / 1e3),
+            ..cost(1, rows, 100, (0, 0))
+        };
+        for i in 0..60 {
+            for rows in [1, 4, 8] {
+                let experts = 20.0 + 2.0 * rows as f64 + f64::from((i * 7 + 3) % 9);
+                costs.learn(&mixture(rows, experts));
+            }
+        }
+        assert!(
+            (costs.expert_ms() - 0.05).abs() < 0.002,
+            "{}",
+            costs.expert_ms()
+        );
+        for (rows, experts) in [(1, 22.0), (4, 20.0), (6, 36.0), (8, 50.0)] {
+            let want = mixture(rows, experts).verify.as_secs_f64() * 1e3;
+            let got = costs.verify_ms(100, rows, Some(experts));
+            assert!(
+                (got - want).abs() < 0.05,
+                "{got} of {want}: {rows} rows, {experts}"
+            );
+        }
+        let again = Costs::of_points(&costs.points());
+        assert_eq!(again.points(), costs.points());
+        let (now, before) = (
+            again.verify_ms(100, 4, Some(20.0)),
+            costs.verify_ms(100, 4, Some(20.0)),
+        );
+        // Experts are remembered as whole ones.
+        assert!((now - before).abs() < 0.05, "{now} of {before}");
+    }
+
+    #[test]
+    fn steps_outside_of_rounds_tell_what_an_expert_takes_and_nothing_else() {
+        let mut costs = Costs::default();
+        let step = RoundCost {
+            experts: Some(30.0),
+            ..cost(1, 8, 100, (6, 0))
+        };
+        (0..3).for_each(|_| costs.learn(&step));
+        assert_eq!(costs.expert_ms(), 0.0);
+        for _ in 0..6 {
+            costs.learn_step(8, 20.0, Duration::from_millis(4));
+            costs.learn_step(8, 40.0, Duration::from_millis(6));
+        }
+        assert!(
+            (costs.expert_ms() - 0.1).abs() < 0.02,
+            "{}",
+            costs.expert_ms()
+        );
+        assert_eq!(costs.verify_ms(100, 8, None), 6.0);
+        let fewer = costs.verify_ms(100, 8, Some(10.0));
+        assert!((fewer - 4.0).abs() < 0.4, "{fewer}");
     }
 }

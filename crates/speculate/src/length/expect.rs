@@ -21,6 +21,8 @@ pub struct DraftInput<'a> {
 pub struct Expectation {
     /// Tokens for each stream.
     pub tokens: Vec<f64>,
+    /// Experts that the step touches, each counted in every mixture; absent where no step has told.
+    pub experts: Option<f64>,
     /// Milliseconds of the round; absent where no round of such a context was timed.
     pub ms: Option<f64>,
     /// Milliseconds of a round of the same streams without drafts, if one like it was timed.
@@ -41,9 +43,11 @@ impl Lengths {
         let plans: Vec<Plan> = drafts.iter().map(plan).collect();
         let streams = drafts.len();
         let is_known = self.costs.has(context);
+        let next = self.next(drafts.iter().map(|draft| &draft.input), context);
         Expectation {
             tokens: drafts.iter().map(|draft| self.tokens(draft)).collect(),
-            ms: is_known.then(|| self.costs.with_drafts(context, &plans)),
+            experts: next.unions.as_ref().map(|unions| unions.of(&plans)),
+            ms: is_known.then(|| self.round_ms(&next, &plans)),
             plain_ms: self.costs.plain_step(context, streams),
             is_plain_measured: self.costs.is_believed(
                 context,
@@ -104,6 +108,7 @@ mod tests {
                 streams: 1,
                 rows,
                 context: 100,
+                experts: None,
                 drafts: Longest::by(Guesser::HEAD, asked),
                 verify: Duration::from_millis(10 + rows as u64),
                 draft: Duration::from_millis(asked as u64),

@@ -2,6 +2,7 @@
 //! stream.
 
 use super::guesser::{Guesser, MAX_HEADS};
+use super::unions::TextUnions;
 
 /// Plain steps that speculation may lose a stream before it pauses.
 pub const LOSS_STEPS: f64 = 4.0;
@@ -109,6 +110,8 @@ struct Pace {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     pub(super) acceptance: Acceptances,
+    /// Which experts the stream's rows touch, of a mixture.
+    pub(super) unions: TextUnions,
     /// Milliseconds more than plain rounds would have taken.
     lost: f64,
     /// Milliseconds in all.

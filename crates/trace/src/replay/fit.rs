@@ -51,7 +51,10 @@ impl Fit {
         };
         let ms = |cost: &RoundCost| (cost.verify + cost.draft).as_secs_f64() * 1e3;
         let took: f64 = told.iter().map(ms).sum();
-        let usual = |c: &RoundCost| fit.costs.usual(c.context, c.streams, c.rows, c.drafts);
+        let usual = |c: &RoundCost| {
+            let rows = (c.rows, c.experts);
+            fit.costs.usual(c.context, c.streams, rows, c.drafts)
+        };
         let usual: f64 = told.iter().map(usual).sum();
         (!told.is_empty()).then(|| Fit {
             scale: if usual > 0.0 { took / usual } else { 1.0 },
@@ -77,7 +80,8 @@ impl Fit {
 
     /// Milliseconds of the target.
     pub(super) fn verify_ms(&self, kind: Kind) -> f64 {
-        self.scale * self.costs.verify_ms(self.near(kind.context), kind.rows)
+        let context = self.near(kind.context);
+        self.scale * self.costs.verify_ms(context, kind.rows, None)
     }
 
     /// Milliseconds of the drafter.
@@ -136,6 +140,7 @@ fn learn_plain(costs: &mut Costs, rounds: &[Round]) {
         let time = |ms: f64| Duration::from_secs_f64(ms / 1e3);
         costs.learn(&RoundCost {
             rows: streams,
+            experts: None,
             drafts: none,
             verify: time(plain - draft),
             draft: time(draft),

@@ -291,6 +291,7 @@ fn cost(text: &Text<'_>, round: Begun, asked: usize) -> RoundCost {
         streams: kind.streams,
         rows: kind.rows,
         context: kind.context,
+        experts: None,
         drafts: Longest::by(as_head(round.guesser), asked),
         verify: time(text.fit.verify_ms(kind)),
         draft,

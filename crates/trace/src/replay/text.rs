@@ -221,6 +221,7 @@ pub(super) fn cost(round: &Round) -> Option<RoundCost> {
         streams: round.streams.len(),
         rows: rows.sum(),
         context: context(round),
+        experts: round.experts.map(|experts| experts as f64),
         drafts: drafts(round),
         verify: time(round.verify_ms),
         draft: time(round.draft_ms),
