@@ -6,7 +6,7 @@ use crate::disk::assert_files_change_nothing;
 use crate::edits::assert_edits_hold;
 use crate::guesses::assert_same_guesses;
 use crate::kept::assert_kept_texts_change_nothing;
-use crate::long::assert_lossless_over_splits;
+use crate::long::{self, assert_lossless_over_splits};
 use crate::media::{SEEING, assert_pictures_change_nothing};
 use crate::mixed::assert_mixed_batches_hold;
 use crate::pooled::assert_vectors_hold;
@@ -194,7 +194,7 @@ fn speculation_never_changes_a_token_of_a_long_context_on_a_gpu() {
         Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
     };
     for (s, &subject) in TINY.iter().enumerate() {
-        assert_lossless_over_splits(s, subject, &gpu);
+        assert_lossless_over_splits(s, subject, &long::formats(subject, &gpu), &gpu);
     }
 }
 

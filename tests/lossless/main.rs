@@ -18,6 +18,7 @@ mod constrained;
 mod disk;
 mod edge;
 mod edits;
+mod formats;
 mod gpu;
 mod guesses;
 mod heads;
@@ -397,7 +398,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
 fn speculation_never_changes_a_token_of_a_long_context() {
     let best = backend(Isa::available().pop().unwrap(), 2);
     for (s, &subject) in TINY.iter().enumerate() {
-        long::assert_lossless_over_splits(s, subject, &best);
+        long::assert_lossless_over_splits(s, subject, &long::formats(subject, &best), &best);
     }
 }
 

@@ -456,21 +456,20 @@ pub(crate) fn oracle(truth: &[Text], spoil: usize) -> Box<dyn Drafter> {
     }))
 }
 
+/// Keys in one format and values in another.
+pub(crate) fn pair(names: [&str; 2]) -> KvFormat {
+    let [k, v] = names.map(|name| quant::kv_format(name).unwrap());
+    KvFormat { k, v }
+}
+
 /// Values in `format`, a rotated one, and keys in codes.
 pub(crate) fn rotated(format: &str) -> KvFormat {
-    KvFormat {
-        k: quant::kv_format("q8_0").unwrap(),
-        v: quant::kv_format(format).unwrap(),
-    }
+    pair(["q8_0", format])
 }
 
 /// Keys and values in codes.
 pub(crate) fn compressed() -> KvFormat {
-    let format = |name| quant::kv_format(name).unwrap();
-    KvFormat {
-        k: format("q8_0"),
-        v: format("q4_0"),
-    }
+    pair(["q8_0", "q4_0"])
 }
 
 pub(crate) fn backend(isa: Isa, threads: usize) -> Arc<dyn Backend> {

@@ -248,13 +248,14 @@ pub trait Ops: Store {
     /// `softmax(scale q·kᵀ) v` over the visible cache rows: `[n, H e]`.
     ///
     /// Keys are walked in tiles of [`PAGE_ROWS`](crate::PAGE_ROWS) aligned to cache row 0, within
-    /// splits of [`SPLIT_ROWS`](crate::SPLIT_ROWS) aligned likewise. A score is one accumulator over
-    /// ascending head columns, then times `scale`. Per tile: `m' = max(m,
+    /// splits of [`SPLIT_ROWS`](crate::SPLIT_ROWS) aligned likewise. Where the cache's keys are rotated
+    /// ([`quant::KvRowFormat::rotation`]), each head of a query is rotated first. A score is one
+    /// accumulator over ascending head columns, then times `scale`. Per tile: `m' = max(m,
     /// scores)`, `c = exp(m - m')`, `p = exp(s - m')`, `l = l c + tree(p)` with
     /// the tile's keys in 16 lanes, `o = o c` and then `o = fma(p, v, o)` over
     /// ascending keys. Splits merge from the left: `m' = max(m1, m2)`, both sides
     /// scaled by `exp(m - m')` and added, left first. At the end `o / l`, turned back
-    /// by [`quant::turbo::unrotate`] where the cache's values are rotated.
+    /// by [`quant::Rotation::undo`] where the cache's values are rotated.
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
 
     /// `softmax(cap tanh(q·(k + r) / cap)) v` over the row itself and those right before it, as many

@@ -164,15 +164,6 @@ impl KvFormat {
         }
     }
 
-    /// The format of a draft head's own cache: it is small, and values that are rotated would spare
-    /// less than guesses suffer.
-    pub const fn of_draft_head(self) -> Self {
-        if self.v.is_rotated() {
-            return KvFormat::both(self.k);
-        }
-        self
-    }
-
     /// Bytes of one head's key and value.
     pub const fn row_bytes(&self, head_dim: usize) -> usize {
         self.k.row_bytes(head_dim) + self.v.row_bytes(head_dim)

@@ -90,6 +90,16 @@ impl MemoryPlan {
     }
 }
 
+impl MemoryPlan {
+    /// Bytes of keys and values of a token in layers that see all tokens, which each token of a context
+    /// takes. Those of windows are not counted: a long context takes no more of them than a short one.
+    pub fn token_bytes(&self, format: KvFormat) -> usize {
+        let groups = self.groups.iter().filter(|group| group.window.is_none());
+        let bytes: usize = groups.map(|group| group.page_bytes(format)).sum();
+        bytes / PAGE_ROWS
+    }
+}
+
 impl GroupPlan {
     /// Bytes of a page, over all layers.
     pub(crate) fn page_bytes(&self, format: KvFormat) -> usize {

@@ -608,7 +608,7 @@ mod tests {
                 .starts_with("test.toml: draft-max: invalid value '-1' for '--draft-max")
         );
         assert!(message("raw = 'perhaps'").starts_with("test.toml: raw: invalid value 'perhaps'"));
-        assert!(message("kv = 'f8'").contains("`f8` is none of bf16, f16, f32, q8_0, q4_0"));
+        assert!(message("kv = 'f8'").contains("`f8` is none of bf16, f16, f32, q8_0, q5_0, q4_0"));
     }
 
     #[test]

@@ -581,10 +581,11 @@ fn report_memory(record: &Value, out: &mut Report) {
         out.line(
             label,
             format_args!(
-                "{:>7} tokens {:>9}{of_drafter} as {}, {} with weights{fits}{mark}",
+                "{:>7} tokens {:>9}{of_drafter} as {}, {} a token, {} with weights{fits}{mark}",
                 number(&row["context"]),
                 bytes(number(&row["bytes"])),
                 text(&model["kv_format"]),
+                bytes(number(&model["kv_token_bytes"])),
                 bytes(number(&row["with_weights"])),
             ),
         );

@@ -214,7 +214,7 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         n => format!(", {} of weights", bytes(n)),
     };
     format!(
-        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}\n{}: {}{of_drafter}\nself-test: {}",
+        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}, {} a token\n{}: {}{of_drafter}\nself-test: {}",
         info.name,
         info.family,
         info.backend,
@@ -222,6 +222,7 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         info.context,
         bytes(info.memory_bytes as u64),
         info.kv_format,
+        bytes(info.kv_token_bytes as u64),
         drafters(info),
         info.drafter_reason,
         info.preflight.summary(),

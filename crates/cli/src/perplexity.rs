@@ -10,11 +10,18 @@
 //! `--lead L` a window leaves its first `L` tokens to be read only: a context of
 //! 512 with stride 512 and lead 256 is what llama.cpp's perplexity tool computes.
 //! A window starts with the beginning-of-text token where the text does.
+//!
+//! With `--kl-divergence FORMAT` every window is read twice, first with keys and values in that format, whose
+//! logits `p` are kept while those of `--kv`, `q`, come:
+//!
+//! ```text
+//! KL divergence = Σ Σ p ln(p / q) / tokens scored          same top = tokens scored where argmax p = argmax q
+//! ```
 
 use crate::args::{DraftArgs, OutputArgs, PerplexityArgs};
-use crate::{bench, model};
+use crate::{bench, model, words};
 use anyhow::{Context, Result, bail};
-use engine::Text;
+use engine::{Model, Text, divergence, log_prob};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::Path;
@@ -46,6 +53,34 @@ struct Report {
     lead: Option<usize>,
     nll: f64,
     perplexity: f64,
+    kv_format: String,
+    kv_token_bytes: usize,
+    against: Option<Against>,
+}
+
+/// How far the distributions are from those with another format of keys and values.
+#[derive(Clone, Serialize)]
+struct Against {
+    kv_format: String,
+    /// Nats a token.
+    kl_divergence: f64,
+    /// Of the tokens scored, how many have the same likeliest one.
+    same_top: f64,
+}
+
+/// Sums over the tokens scored.
+#[derive(Default)]
+struct Sums {
+    tokens: usize,
+    nll: f64,
+    divergence: f64,
+    same_top: usize,
+}
+
+impl Sums {
+    fn perplexity(&self) -> f64 {
+        (self.nll / self.tokens.max(1) as f64).exp()
+    }
 }
 
 /// Runs the command.
@@ -62,57 +97,119 @@ pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode>
             "windows of {context} tokens every {stride} leave tokens without any before them: use a smaller --stride"
         );
     }
-    let (mut nll, mut tokens) = (0.0, 0);
+    let mut sums = Sums::default();
     for (i, text) in texts.iter().enumerate() {
         for (start, end, first) in windows(text.len(), context, stride, args.lead) {
             let mut window = text[start..end].to_vec();
             if Some(text[0]) == model.text.bos() {
                 window[0] = text[0];
             }
-            let scores = model.speculator.score(&window, first - start)?;
-            nll -= scores.iter().sum::<f64>();
-            tokens += end - first;
+            score(&mut model, args, (&window, first - start), &mut sums)?;
         }
         if output.verbose > 0 && !output.quiet {
             say!(
                 "{} of {} texts: {:.4}",
                 i + 1,
                 texts.len(),
-                (nll / tokens.max(1) as f64).exp()
+                sums.perplexity()
             );
         }
     }
-    if tokens == 0 {
+    if sums.tokens == 0 {
         bail!(
             "`{}` has no text of two tokens or more",
             args.file.display()
         );
     }
-    let nll = nll / tokens as f64;
+    let share = |sum: f64| sum / sums.tokens as f64;
     let report = Report {
         model: model.info.name.clone(),
         weights: model.info.weight_bytes,
         activations: args.load.activations.name(),
         texts: texts.len(),
-        tokens,
+        tokens: sums.tokens,
         context,
         stride,
         lead: args.lead,
-        nll,
-        perplexity: nll.exp(),
+        nll: share(sums.nll),
+        perplexity: sums.perplexity(),
+        kv_format: args.load.kv.to_string(),
+        kv_token_bytes: model.info.kv_token_bytes,
+        against: args.kl_divergence.map(|kv| Against {
+            kv_format: kv.to_string(),
+            kl_divergence: share(sums.divergence),
+            same_top: share(sums.same_top as f64),
+        }),
     };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
+    print(&report, args.json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Scores the tokens of a window from number `first` on.
+fn score(
+    model: &mut Model,
+    args: &PerplexityArgs,
+    (window, first): (&[u32], usize),
+    sums: &mut Sums,
+) -> Result<()> {
+    let mut wanted: Vec<f32> = Vec::new();
+    if let Some(kv) = args.kl_divergence {
+        model.change_kv(kv).map_err(words::load_error)?;
+        let speculator = &mut model.speculator;
+        speculator.each_logits(window, first, |_, logits| wanted.extend_from_slice(logits))?;
+        model.change_kv(args.load.kv).map_err(words::load_error)?;
+    }
+    let mut row = 0;
+    model
+        .speculator
+        .each_logits(window, first, |token, logits| {
+            sums.tokens += 1;
+            sums.nll -= log_prob(logits, token as usize);
+            if !wanted.is_empty() {
+                let wanted = &wanted[row * logits.len()..][..logits.len()];
+                sums.divergence += divergence(wanted, logits);
+                sums.same_top += usize::from(top(wanted) == top(logits));
+                row += 1;
+            }
+        })?;
+    Ok(())
+}
+
+/// The likeliest token, the first of several.
+fn top(logits: &[f32]) -> usize {
+    let larger = |best: usize, token: usize| match logits[token] > logits[best] {
+        true => token,
+        false => best,
+    };
+    (0..logits.len()).fold(0, larger)
+}
+
+fn print(report: &Report, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(report)?);
+        return Ok(());
+    }
+    println!(
+        "perplexity {:.4} over {} tokens of {} text{}, windows of {} tokens every {}, {} activations, KV cache as {}, {} a token",
+        report.perplexity,
+        report.tokens,
+        report.texts,
+        if report.texts == 1 { "" } else { "s" },
+        report.context,
+        report.stride,
+        report.activations,
+        report.kv_format,
+        model::bytes(report.kv_token_bytes as u64),
+    );
+    if let Some(against) = &report.against {
         println!(
-            "perplexity {:.4} over {tokens} tokens of {} text{}, windows of {context} tokens every {stride}, {} activations",
-            report.perplexity,
-            report.texts,
-            if report.texts == 1 { "" } else { "s" },
-            report.activations
+            "against {}: KL divergence {:.6}, the likeliest token is the same for {:.2} %",
+            against.kv_format,
+            against.kl_divergence,
+            100.0 * against.same_top
         );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Windows `(start, end, first scored)` over a text of `n` tokens.

@@ -257,6 +257,11 @@ mod tests {
         ("stride", "perplexity", "windows"),
         ("lead", "perplexity", "windows"),
         ("texts", "perplexity", "texts scored"),
+        (
+            "kl-divergence",
+            "perplexity",
+            "a comparison of formats of the KV cache",
+        ),
         ("answers", "count", "the texts that are written"),
         ("trace", "run chat serve", "a file of what each round did"),
         (

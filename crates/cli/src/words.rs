@@ -56,7 +56,6 @@ fn spelled(error: &EngineError) -> Option<String> {
             "--weights mapped: {}; leave the option out",
             unmappable(obstacle)
         ),
-        EngineError::NoKeys { kv } => format!("--kv {kv}: {} keeps values only", kv.k.name),
         EngineError::NoKv {
             kv,
             device,

@@ -37,12 +37,15 @@ const HEADS: [(&str, usize, usize, usize); 4] = [
     ("Gemma 4 E2B", 8, 1, 512),
 ];
 
-const KV_FORMATS: [[&str; 2]; 5] = [
+const KV_FORMATS: [[&str; 2]; 8] = [
     ["bf16"; 2],
     ["q8_0"; 2],
     ["q4_0"; 2],
     ["q8_0", "turbo4"],
     ["q8_0", "turbo3"],
+    ["turbo4"; 2],
+    ["turbo4", "turbo3"],
+    ["rot-q4_0"; 2],
 ];
 
 const CONTEXTS: [usize; 4] = [1 << 10, 4 << 10, 16 << 10, 32 << 10];

@@ -3,23 +3,25 @@
 //! A page holds, for each key/value head, a *unit* of 64 rows. The keys of a unit are four blocks
 //! of 16 keys, transposed: `[e][16]`. The values are rows, `[64][e]`, padded to a multiple of 16
 //! columns. Plain formats have their elements in this order; formats with codes and `f16` scales
-//! have their codes in it, and all scales of the unit behind them. Kernels read a part of a unit
+//! have the bytes of their codes in it, and all scales of the unit behind them. Kernels read a part of a unit
 //! as `f32` ([`KvView::keys`], [`KvView::values`]), once for all queries; only this module knows
 //! the formats.
 
-use crate::arch::{Element, Kernel, Lanes, load, with_element};
+mod codes;
 mod encode;
 
 pub(crate) use encode::{RowEncoder, STRIP};
 
+use crate::arch::{Element, Kernel, Lanes, load, with_element};
 use crate::device::Device;
 use crate::memory::{Region, elements, values};
 use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
-use encode::{KeysOrValues, Rotate, indices, nibbles};
+use encode::KeysOrValues;
 use half::{bf16, f16};
 use quant::{KvLayout, KvRowFormat, Scalar, turbo};
 use std::ops::Range;
+use std::slice::ChunksExactMut;
 use std::sync::{Mutex, PoisonError};
 
 /// How many keys a transposed block has.
@@ -48,23 +50,20 @@ pub(crate) struct KvStore {
 enum UnitLayout {
     /// Elements of this type.
     Plain(Scalar),
-    /// Codes, and behind all of them the scales in `f16`, `[cols / group][64]`:
+    /// Codes ([`codes`]), and behind all of them the scales in `f16`, `[cols / group][64]`:
     /// `value = scale (code - offset)`.
     Coded {
-        /// Whether two codes share a byte, the first in its low half: those of neighboring
-        /// columns of a key, or of columns 16 apart of a value.
-        pairs: bool,
+        /// Bits of a code: 8, 5 or 4.
+        bits: u8,
         /// Columns that share a scale.
         group: usize,
         /// What a code is more than its level.
         offset: f32,
     },
-    /// Values that were rotated: indices of levels, and behind all of them the scales in
-    /// `f16`, `[groups][64]`. Indices of four bits share a byte with that of the column 16 further
-    /// on, in strips of 32 columns. Of indices of three bits, the low two bits of a strip take
-    /// eight bytes; the third bits of the row follow all of those (`put_triples` of `encode`).
-    Rotated {
-        /// Bits of an index.
+    /// Indices of levels, as codes lie, and behind all of them the scales in `f16`,
+    /// `[groups][64]`.
+    Levels {
+        /// Bits of an index: 4, 3 or 2.
         bits: u8,
     },
 }
@@ -79,11 +78,11 @@ impl UnitLayout {
                 group,
                 offset,
             } => UnitLayout::Coded {
-                pairs: bits <= 4,
+                bits,
                 group: group.into(),
                 offset: offset.into(),
             },
-            KvLayout::Rotated { bits } => UnitLayout::Rotated { bits },
+            KvLayout::Levels { bits } => UnitLayout::Levels { bits },
         }
     }
 
@@ -94,11 +93,11 @@ impl UnitLayout {
                 let bytes = PAGE_ROWS * cols * scalar.bytes();
                 (bytes, bytes)
             }
-            UnitLayout::Coded { pairs, group, .. } => {
-                let codes = PAGE_ROWS * cols / if pairs { 2 } else { 1 };
+            UnitLayout::Coded { bits, group, .. } => {
+                let codes = PAGE_ROWS * cols * usize::from(bits) / 8;
                 (codes, codes + cols / group * PAGE_ROWS * size_of::<f16>())
             }
-            UnitLayout::Rotated { bits } => {
+            UnitLayout::Levels { bits } => {
                 let codes = PAGE_ROWS * cols * usize::from(bits) / 8;
                 let groups = cols.div_ceil(turbo::GROUP);
                 (codes, codes + groups * PAGE_ROWS * size_of::<f16>())
@@ -268,7 +267,7 @@ impl KvStore {
                     }
                 });
             }),
-            UnitLayout::Coded { .. } | UnitLayout::Rotated { .. } => {
+            UnitLayout::Coded { .. } | UnitLayout::Levels { .. } => {
                 let to = DisjointSlice::new(self.region.elements_mut::<u8>());
                 let bytes = codes_len / PAGE_ROWS;
                 device.pool.each(n, chunk, |worker, rows| {
@@ -276,15 +275,15 @@ impl KvStore {
                     for r in rows {
                         each(r, &mut |unit, row, from| {
                             match layout {
-                                UnitLayout::Coded { pairs, group, .. } => {
-                                    encoder.unpack(format, from, group);
-                                    encoder.pack(pairs, kind);
-                                }
-                                UnitLayout::Rotated { bits } => device.isa.run(Rotate {
-                                    bits,
-                                    encoder,
+                                UnitLayout::Coded { bits, group, .. } => encoder.encode_codes(
+                                    device.isa,
+                                    (format, kind),
                                     from,
-                                }),
+                                    (bits, group),
+                                ),
+                                UnitLayout::Levels { bits } => {
+                                    encoder.encode_levels(device.isa, kind, from, bits);
+                                }
                                 UnitLayout::Plain(_) => unreachable!("matched above"),
                             }
                             let start = unit * unit_len;
@@ -409,34 +408,48 @@ impl<'a> KvView<'a> {
                 }
             }),
             UnitLayout::Coded {
-                pairs,
+                bits,
                 group,
                 offset,
-            } => {
-                let offset = L::splat(offset);
-                let codes = self.bytes.as_chunks::<BLOCK>().0;
-                let vectors = if pairs { cols / 2 } else { cols };
-                let in_group = if pairs { group / 2 } else { group };
-                let groups = to.chunks_exact_mut(group);
-                for (i, to) in groups.take(blocks.len() * cols / group).enumerate() {
-                    let (b, g) = (blocks.start + i / (cols / group), i % (cols / group));
-                    let scale = &self.scales(g).as_chunks::<BLOCK>().0[b];
-                    let scale = L::load_f16(scale);
-                    let codes = &codes[b * vectors + g * in_group..][..in_group];
-                    if pairs {
-                        for (to, codes) in to.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-                            let [low, high] = nibbles(codes);
-                            ((L::load_u8(&low) - offset) * scale).store(&mut to[0]);
-                            ((L::load_u8(&high) - offset) * scale).store(&mut to[1]);
-                        }
-                    } else {
-                        for (to, codes) in to.iter_mut().zip(codes) {
-                            ((L::load_u8(codes) - offset) * scale).store(to);
-                        }
+            } => match bits {
+                8 => self.coded_keys::<L, 8>(blocks, group, &Offset(offset), to),
+                5 => self.coded_keys::<L, 5>(blocks, group, &Offset(offset), to),
+                _ => self.coded_keys::<L, 4>(blocks, group, &Offset(offset), to),
+            },
+            UnitLayout::Levels { bits } => {
+                let levels = Levels(turbo::levels(bits));
+                match bits {
+                    4 => self.coded_keys::<L, 4>(blocks, turbo::GROUP, &levels, to),
+                    3 => self.coded_keys::<L, 3>(blocks, turbo::GROUP, &levels, to),
+                    _ => self.coded_keys::<L, 2>(blocks, turbo::GROUP, &levels, to),
+                }
+            }
+        }
+    }
+
+    /// [`Self::keys`] of codes in `BITS` with a scale for each `group` columns.
+    #[inline(always)]
+    fn coded_keys<L: Lanes, const BITS: usize>(
+        self,
+        blocks: Range<usize>,
+        group: usize,
+        codes: &impl Decode,
+        to: &mut [[f32; BLOCK]],
+    ) {
+        let cols = self.cols;
+        let vectors = cols * BITS / 8;
+        let bytes = self.bytes.as_chunks::<BLOCK>().0;
+        for (b, to) in blocks.zip(to.chunks_exact_mut(cols)) {
+            let block = &bytes[b * vectors..][..vectors];
+            for (g, to) in to.chunks_mut(group).enumerate() {
+                let scale = L::load_f16(&self.scales(g).as_chunks().0[b]);
+                for (i, to) in to.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                    let eight = codes::keys::<BITS>(block, cols, g * group / 8 + i);
+                    for (to, columns) in to.iter_mut().zip(&eight) {
+                        (codes.decode::<L>(columns) * scale).store(to);
                     }
                 }
             }
-            UnitLayout::Rotated { .. } => unreachable!("keys are not rotated"),
         }
     }
 
@@ -446,11 +459,10 @@ impl<'a> KvView<'a> {
     pub(crate) fn values<L: Lanes>(self, keys: Range<usize>, first: usize, to: &mut [f32]) {
         let cols = self.cols;
         let vectors = (cols - first).min(STRIP) / 16;
-        let to = to.as_chunks_mut::<16>().0.chunks_exact_mut(STRIP / 16);
-        let rows = to.enumerate().take(keys.end).skip(keys.start);
         match self.layout {
             UnitLayout::Plain(scalar) => with_element!(scalar, W => {
                 let from = elements::<W>(self.bytes);
+                let rows = strips(to).enumerate().take(keys.end).skip(keys.start);
                 for (key, to) in rows {
                     let from = from[key * cols + first..][..16 * vectors].as_chunks().0;
                     for (to, from) in to.iter_mut().zip(from) {
@@ -459,39 +471,79 @@ impl<'a> KvView<'a> {
                 }
             }),
             UnitLayout::Coded {
-                pairs,
+                bits,
                 group,
                 offset,
-            } => {
-                let offset = L::splat(offset);
-                let scales = self.wide_scales::<L>(first / group);
-                let codes = self.bytes.as_chunks::<16>().0;
-                for (key, to) in rows {
-                    let scale = L::splat(scales[key]);
-                    let at = (key * cols + first) / 16;
-                    if pairs {
-                        for (to, low_high) in to.iter_mut().zip(nibbles(&codes[at / 2])) {
-                            ((L::load_u8(&low_high) - offset) * scale).store(to);
-                        }
-                    } else {
-                        for (to, codes) in to.iter_mut().zip(&codes[at..at + vectors]) {
-                            ((L::load_u8(codes) - offset) * scale).store(to);
-                        }
-                    }
-                }
-            }
-            UnitLayout::Rotated { bits } => {
-                let levels = turbo::levels(bits);
-                let scales = self.wide_scales::<L>(first / turbo::GROUP);
-                let bytes = cols * usize::from(bits) / 8;
-                for (key, to) in rows {
-                    let scale = L::splat(scales[key]);
-                    let row = &self.bytes[key * bytes..][..bytes];
-                    for (to, codes) in to.iter_mut().zip(indices(bits, row, first / STRIP)) {
-                        (L::lookup(&levels, &codes) * scale).store(to);
-                    }
+            } => match bits {
+                8 => self.coded_values::<L, 8>(keys, (first, group), &Offset(offset), to),
+                5 => self.coded_values::<L, 5>(keys, (first, group), &Offset(offset), to),
+                _ => self.coded_values::<L, 4>(keys, (first, group), &Offset(offset), to),
+            },
+            UnitLayout::Levels { bits } => {
+                let levels = Levels(turbo::levels(bits));
+                let columns = (first, turbo::GROUP);
+                match bits {
+                    4 => self.coded_values::<L, 4>(keys, columns, &levels, to),
+                    3 => self.coded_values::<L, 3>(keys, columns, &levels, to),
+                    _ => self.coded_values::<L, 2>(keys, columns, &levels, to),
                 }
             }
         }
+    }
+
+    /// [`Self::values`] of codes in `BITS`: a strip from column `first`, with a scale for each `group`
+    /// columns of a row.
+    #[inline(always)]
+    fn coded_values<L: Lanes, const BITS: usize>(
+        self,
+        keys: Range<usize>,
+        (first, group): (usize, usize),
+        codes: &impl Decode,
+        to: &mut [f32],
+    ) {
+        let scales = self.wide_scales::<L>(first / group);
+        let bytes = self.cols * BITS / 8;
+        let rows = strips(to).enumerate().take(keys.end).skip(keys.start);
+        for (key, to) in rows {
+            let scale = L::splat(scales[key]);
+            let row = &self.bytes[key * bytes..][..bytes];
+            for (to, columns) in to
+                .iter_mut()
+                .zip(&codes::values::<BITS>(row, first / STRIP))
+            {
+                (codes.decode::<L>(columns) * scale).store(to);
+            }
+        }
+    }
+}
+
+/// The rows of `[64, STRIP]`, in vectors.
+#[inline(always)]
+fn strips(values: &mut [f32]) -> ChunksExactMut<'_, [f32; 16]> {
+    values.as_chunks_mut().0.chunks_exact_mut(STRIP / 16)
+}
+
+/// What codes stand for, but for their scale.
+trait Decode {
+    fn decode<L: Lanes>(&self, codes: &[u8; 16]) -> L;
+}
+
+/// Codes that are this much more than their levels.
+struct Offset(f32);
+
+impl Decode for Offset {
+    #[inline(always)]
+    fn decode<L: Lanes>(&self, codes: &[u8; 16]) -> L {
+        L::load_u8(codes) - L::splat(self.0)
+    }
+}
+
+/// Indices of these levels.
+struct Levels([f32; 16]);
+
+impl Decode for Levels {
+    #[inline(always)]
+    fn decode<L: Lanes>(&self, codes: &[u8; 16]) -> L {
+        L::lookup(&self.0, codes)
     }
 }

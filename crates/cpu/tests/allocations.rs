@@ -208,7 +208,14 @@ fn batch(first: usize, n: usize) -> Batch {
 
 #[test]
 fn a_step_allocates_nothing_once_its_sizes_have_been_seen() {
-    for (threads, kv) in [(1, "bf16"), (2, "bf16"), (1, "q8_0"), (2, "q4_0")] {
+    for (threads, kv) in [
+        (1, "bf16"),
+        (2, "bf16"),
+        (1, "q8_0"),
+        (2, "q4_0"),
+        (1, "rot-q5_0"),
+        (2, "turbo3"),
+    ] {
         let cpu = Cpu::new(CpuOptions {
             threads,
             ..CpuOptions::default()

@@ -118,12 +118,6 @@ pub enum EngineError {
         /// What it is in the target.
         target: String,
     },
-    /// Keys cannot be stored in this format, only values can.
-    #[error("a KV cache of {kv}: {} keeps values only", kv.k.name)]
-    NoKeys {
-        /// The format asked for.
-        kv: KvFormat,
-    },
     /// The device cannot keep keys and values in this format.
     #[error("a KV cache of {kv}: {device} keeps {}", kept_formats(supported))]
     NoKv {

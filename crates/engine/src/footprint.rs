@@ -67,13 +67,8 @@ impl Planned {
 
     /// The size beside a target's memory of size `target`.
     pub(crate) fn size(&self, target: &MemorySize) -> MemorySize {
-        let drafter = MemorySize {
-            kv_format: target.kv_format.of_draft_head(),
-            ..*target
-        };
         match self.owner {
-            Owner::Target => *target,
-            Owner::Head => drafter,
+            Owner::Target | Owner::Head => *target,
             Owner::DraftModel { max_context } => MemorySize {
                 context: target.context.min(max_context),
                 // Where the target keeps no recurrent state, texts that have ended need slots of their own.
@@ -81,7 +76,7 @@ impl Planned {
                     snapshots: target.kept.snapshots.saturating_add(target.sequences),
                     ..target.kept
                 },
-                ..drafter
+                ..*target
             },
         }
     }
@@ -95,6 +90,15 @@ impl Planned {
     pub(crate) fn all_bytes(planned: &[Planned], target: &MemorySize) -> usize {
         let bytes = planned.iter().map(|planned| planned.bytes(target));
         bytes.fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of keys and values of all of `planned` that each token of a context takes, beside a target's
+    /// memory of size `target`.
+    pub(crate) fn token_bytes(planned: &[Planned], target: &MemorySize) -> usize {
+        let bytes = planned
+            .iter()
+            .map(|p| p.plan.token_bytes(p.size(target).kv_format));
+        bytes.sum()
     }
 
     /// Whether pages, slots and snapshots have numbers, beside a target's memory of size `target`.
@@ -125,5 +129,6 @@ impl Model {
     pub(crate) fn count_memory(&mut self) {
         let size = self.speculator.memory().size();
         self.info.memory_bytes = Planned::all_bytes(&self.plans, size);
+        self.info.kv_token_bytes = Planned::token_bytes(&self.plans, size);
     }
 }

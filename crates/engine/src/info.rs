@@ -55,6 +55,9 @@ pub struct ModelInfo {
     pub memory_bytes: usize,
     /// Format of keys and values.
     pub kv_format: String,
+    /// Bytes of keys and values that each token of a context takes, the drafter's included, without those of
+    /// sliding windows.
+    pub kv_token_bytes: usize,
     /// What the model looks at pictures and clips with; none if it takes none.
     pub vision: Option<VisionInfo>,
     /// Why the model takes no pictures and clips; empty if it does.

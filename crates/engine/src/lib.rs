@@ -91,6 +91,7 @@ pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::length::{CostOf, CostPoint};
 pub use speculate::sample::Mirostat;
+pub use speculate::score::{divergence, log_prob};
 pub use speculate::{
     Accept, DraftLength, Guesser, Guessers, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS,
     NO_TOKEN_REASON, Pooling, Sampling, StepRecord, StreamStep, TokenSource, TopLogprobs,

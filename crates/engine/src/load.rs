@@ -201,8 +201,7 @@ pub(crate) fn check_formats(
     if let Some(asked) = options.context.filter(|&context| context > most) {
         return Err(EngineError::ContextTooLong { asked, most });
     }
-    check_kv(b, options.kv_format)?;
-    fits(&target.plan(), options.kv_format)
+    check_kv(b, target, options.kv_format)
 }
 
 /// The size of a target's memory in which a step has `step_rows` rows of a sequence at most. `beside` is the memory of a
@@ -246,11 +245,12 @@ pub(crate) fn planned_size(
     })
 }
 
-/// Whether the device keeps keys and values in `kv`.
-fn check_kv(b: &dyn Backend, kv: KvFormat) -> Result<(), EngineError> {
-    if kv.k.is_rotated() {
-        return Err(EngineError::NoKeys { kv });
-    }
+/// Whether the device keeps keys and values in `kv`, and the target's heads are whole blocks of it.
+pub(crate) fn check_kv(
+    b: &dyn Backend,
+    target: &dyn Target,
+    kv: KvFormat,
+) -> Result<(), EngineError> {
     let supported = b.capabilities().kv;
     if !supported.contains(kv) {
         return Err(EngineError::NoKv {
@@ -259,7 +259,7 @@ fn check_kv(b: &dyn Backend, kv: KvFormat) -> Result<(), EngineError> {
             supported,
         });
     }
-    Ok(())
+    fits(&target.plan(), kv)
 }
 
 /// Finds a drafter for the target. What the hashes' file does not know yet is written there.
@@ -497,6 +497,7 @@ fn attempt(
         weights_reason: facts.weights.1,
         step_bytes: facts.step_bytes,
         memory_bytes: Planned::all_bytes(&plans, &size),
+        kv_token_bytes: Planned::token_bytes(&plans, &size),
         kv_format,
         vision: facts.vision.as_ref().ok().map(|vision| vision.info()),
         vision_reason: facts.vision.as_ref().err().cloned().unwrap_or_default(),

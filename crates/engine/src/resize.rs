@@ -4,9 +4,10 @@ use crate::drafters::outlook;
 use crate::error::EngineError;
 use crate::footprint::Planned;
 use crate::info::Model;
-use crate::load::{check_formats, planned_size};
+use crate::load::{check_formats, check_kv, planned_size};
 use crate::options::LoadOptions;
 use crate::source::Source;
+use backend::KvFormat;
 use cache::{KeptSize, MemorySize};
 
 impl Model {
@@ -26,6 +27,28 @@ impl Model {
         let resized = self.remember(source, options);
         self.speculator.set_costs(costs);
         resized
+    }
+
+    /// Replaces the KV cache by an empty one of keys and values in `kv`, and leaves the model without a drafter.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError`] as of [`load`](crate::load), before the cache is replaced, where the format or its size is what
+    /// cannot be had.
+    pub fn change_kv(&mut self, kv: KvFormat) -> Result<(), EngineError> {
+        self.discard_drafter();
+        let (b, target) = (self.speculator.backend(), self.speculator.target());
+        check_kv(&**b, target, kv)?;
+        let size = MemorySize {
+            kv_format: kv,
+            ..*self.speculator.memory().size()
+        };
+        self.budget.check(&[Planned::target(target)], &size)?;
+        self.speculator.resize(size);
+        self.speculator.backend().finish()?;
+        self.info.kv_format = kv.to_string();
+        self.count_memory();
+        Ok(())
     }
 
     /// The part of [`resize`](Model::resize) that can fail on the way.

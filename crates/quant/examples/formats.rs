@@ -26,8 +26,8 @@ fn main() {
         let (mut bytes, mut read) = (Vec::new(), vec![0.0; COLS]);
         format.encode(&row, &mut bytes);
         format.decode(&bytes, &mut read);
-        if format.is_rotated() {
-            quant::turbo::unrotate(&mut read);
+        if let Some(rotation) = format.rotation {
+            rotation.undo(&mut read);
         }
         print(format.name, bytes.len(), &row, &read);
     }

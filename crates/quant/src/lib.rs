@@ -32,7 +32,7 @@ mod stored;
 pub use affine::{AFFINE, affine, widen};
 pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format, nvfp4_times};
 pub use kept::{Kept, Mapping};
-pub use kv::{KV_FORMATS, KvLayout, KvRowFormat, kv_format, turbo};
+pub use kv::{KV_FORMATS, KvLayout, KvRowFormat, Rotation, kv_format, turbo};
 pub use plain::{BF16, F16, F32};
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
 pub use small::{e4m3, e8m0};

@@ -33,7 +33,7 @@ mod reuse;
 mod round;
 pub mod sample;
 pub mod saved;
-mod score;
+pub mod score;
 mod speculator;
 mod stats;
 mod step;

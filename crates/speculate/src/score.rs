@@ -25,6 +25,29 @@ impl Speculator {
     ///
     /// If `first` is 0 or beyond the text's end: the first token has nothing before it.
     pub fn score(&mut self, text: &[u32], first: usize) -> Result<Vec<f64>, RoundError> {
+        let mut scores = Vec::with_capacity(text.len().saturating_sub(first));
+        self.each_logits(text, first, |token, logits| {
+            scores.push(log_prob(logits, token as usize));
+        })?;
+        Ok(scores)
+    }
+
+    /// Shows `visit` each token of `text[first..]` with the logits of what may come in its place, after all
+    /// tokens before it in `text`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Self::score`].
+    ///
+    /// # Panics
+    ///
+    /// If `first` is 0 or beyond the text's end.
+    pub fn each_logits(
+        &mut self,
+        text: &[u32],
+        first: usize,
+        mut visit: impl FnMut(u32, &[f32]),
+    ) -> Result<(), RoundError> {
         assert!(
             (1..=text.len()).contains(&first),
             "a scored token has one before it"
@@ -33,7 +56,6 @@ impl Speculator {
         let read = &text[..text.len() - 1];
         let step_rows = self.memory.size().step_rows;
         self.with_sequence(|this, sequence| {
-            let mut scores = Vec::with_capacity(text.len() - first);
             for chunk in read.chunks(step_rows) {
                 let start = sequence.len();
                 let hidden = this.forward(sequence, chunk, chunk.len())?;
@@ -43,21 +65,47 @@ impl Speculator {
                     let logits = this.logits(&this.b.gather(&hidden, rows))?;
                     let vocab = logits.len() / rows.len();
                     for (&row, logits) in rows.iter().zip(logits.chunks_exact(vocab)) {
-                        scores.push(log_prob(logits, text[next(row)] as usize));
+                        visit(text[next(row)], logits);
                     }
                 }
                 this.b.finish()?;
             }
-            Ok(scores)
+            Ok(())
         })
     }
 }
 
 /// `ln softmax(logits)[token]`, summed in `f64`.
-fn log_prob(logits: &[f32], token: usize) -> f64 {
+pub fn log_prob(logits: &[f32], token: usize) -> f64 {
+    f64::from(logits[token]) - log_sum(logits)
+}
+
+/// How far the distribution of `other` is from that of `logits`, in nats: the Kullback-Leibler divergence
+/// `Σ p ln(p / q)` with `p = softmax(logits)` and `q = softmax(other)`, summed in `f64`.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub fn divergence(logits: &[f32], other: &[f32]) -> f64 {
+    assert_eq!(logits.len(), other.len(), "logits of one vocabulary");
+    let (p_sum, q_sum) = (log_sum(logits), log_sum(other));
+    let terms = logits.iter().zip(other).map(|(&p, &q)| {
+        let (p, q) = (f64::from(p) - p_sum, f64::from(q) - q_sum);
+        // A token that cannot come adds nothing.
+        if p == f64::NEG_INFINITY {
+            0.0
+        } else {
+            p.exp() * (p - q)
+        }
+    });
+    terms.sum()
+}
+
+/// `ln Σ exp(logits)`.
+fn log_sum(logits: &[f32]) -> f64 {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - top).exp()).sum();
-    f64::from(logits[token] - top) - sum.ln()
+    f64::from(top) + sum.ln()
 }
 
 #[cfg(test)]
@@ -68,5 +116,19 @@ mod tests {
     fn a_uniform_guess_among_four_has_perplexity_four() {
         let p = log_prob(&[2.0, 2.0, 2.0, 2.0], 1);
         assert!(((-p).exp() - 4.0).abs() < 1e-12, "{p}");
+    }
+
+    #[test]
+    fn a_distribution_diverges_from_others_and_not_from_itself() {
+        let none = f32::NEG_INFINITY;
+        // Half and half, as other numbers say it too.
+        assert_eq!(divergence(&[1.0, 1.0, none], &[7.0, 7.0, none]), 0.0);
+        // p = (1/2, 1/2), q = (3/4, 1/4): ln 2 - ln(3) / 2.
+        let found = divergence(&[0.0, 0.0], &[3f32.ln(), 0.0]);
+        assert!(
+            (found - (2f64.ln() - 3f64.ln() / 2.0)).abs() < 1e-6,
+            "{found}"
+        );
+        assert_eq!(divergence(&[0.0, 0.0], &[0.0, none]), f64::INFINITY);
     }
 }

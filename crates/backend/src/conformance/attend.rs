@@ -163,6 +163,37 @@ pub(super) fn attend_cases() -> Vec<AttendCase> {
         ),
         case((9, 1, 192), None, (&kv::BF16, named("turbo4")), SHORT),
         case((2, 1, 256), None, (&kv::F32, named("turbo3")), LONG),
+        case((8, 2, 128), None, (named("turbo2"), named("turbo2")), SHORT),
+        // Keys that are rotated, with values that are and others.
+        case((4, 2, 64), None, (named("turbo4"), named("turbo4")), LONG),
+        case(
+            (6, 1, 192),
+            Some(90),
+            (named("turbo3"), named("turbo2")),
+            SHORT,
+        ),
+        case((2, 1, 128), None, (named("turbo4"), &kv::F16), SHORT),
+        // Rotated codes; fifth bits.
+        case(
+            (4, 2, 128),
+            None,
+            (named("rot-q8_0"), named("turbo4")),
+            SHORT,
+        ),
+        case(
+            (2, 1, 64),
+            None,
+            (named("rot-q5_0"), named("rot-q4_0")),
+            LONG,
+        ),
+        case(
+            (3, 1, 192),
+            Some(100),
+            (named("rot-q4_0"), named("rot-q5_0")),
+            SHORT,
+        ),
+        case((2, 1, 96), None, (named("q5_0"), named("q5_0")), SHORT),
+        case((2, 2, 64), None, (&kv::BF16, named("rot-q8_0")), SHORT),
     ]
 }
 

@@ -67,7 +67,10 @@ pub(super) fn attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) 
             .clone()
             .flat_map(|r| (0..heads).map(move |h| (r, h)))
         {
-            let q = &values(q)[(r * heads + head) * head_dim..][..head_dim];
+            let mut q = values(q)[(r * heads + head) * head_dim..][..head_dim].to_vec();
+            if let Some(rotation) = kv.spec.format.k.rotation {
+                rotation.rotate(&mut q);
+            }
             let visible = attention.visible(batch.rows[r]);
             let at = |index: usize| {
                 let page = batch.page(s, attention.group, index);
@@ -84,7 +87,7 @@ pub(super) fn attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) 
                     }
                     let scores: Vec<f32> = keys
                         .clone()
-                        .map(|i| dot(q, &rows.k[at(i)..][..head_dim]) * attention.scale)
+                        .map(|i| dot(&q, &rows.k[at(i)..][..head_dim]) * attention.scale)
                         .collect();
                     let max = scores
                         .iter()
@@ -108,8 +111,8 @@ pub(super) fn attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) 
             let total = total.expect("a row sees at least one key");
             let at = out.len();
             out.extend(total.out.iter().map(|o| o / total.sum));
-            if kv.spec.format.v.is_rotated() {
-                quant::turbo::unrotate(&mut out[at..]);
+            if let Some(rotation) = kv.spec.format.v.rotation {
+                rotation.undo(&mut out[at..]);
             }
         }
     }

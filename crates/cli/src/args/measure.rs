@@ -1,7 +1,7 @@
 //! The commands that measure and prove: `bench`, `perplexity` and `conformance`.
 
 use super::draft::{DrafterArgs, OverlapArgs, accept_rule};
-use super::model::{LoadArgs, ModelArg, kv_entry};
+use super::model::{LoadArgs, ModelArg, kv_entry, kv_format};
 use super::values::{count, some};
 use crate::bench::BenchLength;
 use backend::KvFormat;
@@ -117,6 +117,10 @@ pub(crate) struct PerplexityArgs {
     /// Texts of the file to score, from the first [default: all]
     #[arg(long, value_name = "N", help_heading = "Text")]
     pub(crate) texts: Option<usize>,
+    /// Also compare with a KV cache in this format, such as bf16: the mean KL divergence of what may come
+    /// next, and how often the likeliest token is the same
+    #[arg(long, value_name = "FORMAT", value_parser = kv_format, help_heading = "Text")]
+    pub(crate) kl_divergence: Option<KvFormat>,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,

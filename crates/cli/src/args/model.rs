@@ -186,11 +186,15 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The names of KV formats that keys can have too, or of the others.
-fn kv_names(for_keys: bool) -> Vec<&'static str> {
-    let formats = quant::KV_FORMATS.iter();
-    let formats = formats.filter(|format| format.holds_keys == for_keys);
-    formats.map(|format| format.name).collect()
+/// Names for pairs of formats, of keys and of values.
+const KV_PRESETS: [(&str, [&str; 2]); 2] = [
+    ("turbo", ["turbo4", "turbo3"]),
+    ("turbo-safe", ["q8_0", "turbo4"]),
+];
+
+/// The names of the formats of keys and values.
+fn kv_names() -> Vec<&'static str> {
+    quant::KV_FORMATS.iter().map(|format| format.name).collect()
 }
 
 /// `a, b or c`
@@ -202,17 +206,17 @@ fn any_of(names: &[&str]) -> String {
 }
 
 fn kv_help() -> String {
-    let (all, values) = (kv_names(true), kv_names(false));
     format!(
-        "Format of the KV cache, or of keys and values apart as K,V: {}; values also {} \
-         (TurboQuant), as in q8_0,{}",
-        any_of(&all),
-        any_of(&values),
-        values[0]
+        "Format of the KV cache, or of keys and values apart as K,V: {}. Names with rot- are rotated \
+         first, turbo is TurboQuant. {}",
+        any_of(&kv_names()),
+        KV_PRESETS
+            .map(|(name, [k, v])| format!("{name} is {k},{v}"))
+            .join(", ")
     )
 }
 
-fn kv_format(text: &str) -> Result<KvFormat, String> {
+pub(super) fn kv_format(text: &str) -> Result<KvFormat, String> {
     kv_pair(text, ',')
 }
 
@@ -225,23 +229,23 @@ pub(super) fn kv_entry(text: &str) -> Result<KvFormat, String> {
 fn kv_pair(text: &str, comma: char) -> Result<KvFormat, String> {
     let format = |name: &str| {
         quant::kv_format(name).ok_or_else(|| {
-            let (all, values) = (kv_names(true).join(", "), kv_names(false));
+            let all = kv_names().join(", ");
+            let presets = KV_PRESETS.map(|(name, _)| name).join(" and ");
             format!(
-                "`{name}` is none of {all}; values also take {}, as in q8_0{comma}{}",
-                values.join(" and "),
-                values[0]
+                "`{name}` is none of {all}; keys and values may differ, as in q8_0{comma}turbo4, and \
+                 {presets} are names of pairs"
             )
         })
     };
-    let (k, v) = text.split_once(comma).unwrap_or((text, text));
-    let k = format(k)?;
-    if !k.holds_keys {
-        let k = k.name;
-        return Err(format!(
-            "`{k}` is supported for values only; try q8_0{comma}{k}"
-        ));
-    }
-    Ok(KvFormat { k, v: format(v)? })
+    let preset = KV_PRESETS.iter().find(|(name, _)| *name == text);
+    let (k, v) = match preset {
+        Some((_, [k, v])) => (*k, *v),
+        None => text.split_once(comma).unwrap_or((text, text)),
+    };
+    Ok(KvFormat {
+        k: format(k)?,
+        v: format(v)?,
+    })
 }
 
 #[cfg(test)]
@@ -273,16 +277,26 @@ mod tests {
     fn keys_and_values_may_differ() {
         assert_eq!(kv_format("f16").unwrap(), KvFormat::both(&quant::kv::F16));
         assert_eq!(kv_format("q8_0,q4_0").unwrap().to_string(), "q8_0,q4_0");
-        for bad in ["", "f8", "q4_k", "bf16,", ",f16", "bf16,f16,f32"] {
+        assert_eq!(kv_format("turbo").unwrap().to_string(), "turbo4,turbo3");
+        assert_eq!(kv_format("turbo-safe").unwrap().to_string(), "q8_0,turbo4");
+        for bad in [
+            "",
+            "f8",
+            "q4_k",
+            "bf16,",
+            ",f16",
+            "bf16,f16,f32",
+            "q8_0,turbo",
+        ] {
             assert!(kv_format(bad).is_err(), "{bad}");
         }
-        for name in kv_names(true) {
+        for name in kv_names() {
             assert_eq!(kv_format(name).unwrap().to_string(), name);
-        }
-        for name in kv_names(false) {
-            let both = format!("q8_0,{name}");
-            assert_eq!(kv_format(&both).unwrap().to_string(), both);
-            assert!(kv_format(name).unwrap_err().contains(&both));
+            for both in [format!("f32,{name}"), format!("{name},f16")] {
+                let (k, v) = both.split_once(',').unwrap();
+                let want = if k == v { k } else { &both };
+                assert_eq!(kv_format(&both).unwrap().to_string(), want);
+            }
         }
     }
 
@@ -292,13 +306,17 @@ mod tests {
             ("f16", "f16"),
             ("q8_0+q4_0", "q8_0,q4_0"),
             ("q8_0+turbo4", "q8_0,turbo4"),
+            ("rot-q5_0+turbo2", "rot-q5_0,turbo2"),
         ] {
             assert_eq!(kv_entry(entry), kv_format(both), "{entry}");
         }
         for bad in ["", "f8", "bf16+", "+f16", "q8_0,q4_0", "bf16+f16+f32"] {
             assert!(kv_entry(bad).is_err(), "{bad}");
         }
-        let error = kv_entry("turbo4").unwrap_err();
-        assert!(error.ends_with("try q8_0+turbo4"), "{error}");
+        let error = kv_entry("turbo5").unwrap_err();
+        assert!(
+            error.contains("as in q8_0+turbo4, and turbo and turbo-safe"),
+            "{error}"
+        );
     }
 }

@@ -91,15 +91,15 @@ fn wrong_command_lines_end_with_code_2() {
         ),
         (
             &["run", PROMPT, "--kv", "f8"],
-            "`f8` is none of bf16, f16, f32, q8_0, q4_0",
+            "`f8` is none of bf16, f16, f32, q8_0, q5_0, q4_0, rot-q8_0",
         ),
         (
-            &["bench", "--kv-formats", "bf16,q8_0,turbo4"],
-            "`turbo4` is supported for values only; try q8_0+turbo4",
+            &["bench", "--kv-formats", "bf16,q8_0,turbo5"],
+            "`turbo5` is none of bf16, f16, f32, q8_0",
         ),
         (
             &["bench", "--kv-formats", "q8_0+q5"],
-            "`q5` is none of bf16, f16, f32, q8_0, q4_0; values also take turbo4 and turbo3, as in q8_0+turbo4",
+            "turbo4, turbo3, turbo2; keys and values may differ, as in q8_0+turbo4",
         ),
         (&["bench", "--batch", "1,0"], "expected a number from 1 on"),
         (
@@ -197,7 +197,7 @@ fn the_names_of_llama_cli_are_known() {
     let output = paceline(&folder, &["run", "hi", "--kv", "q3"])
         .output()
         .unwrap();
-    assert!(text(&output.stderr).contains("turbo4 and turbo3"));
+    assert!(text(&output.stderr).contains("turbo4, turbo3, turbo2"));
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! One task of attention: a block of queries against some splits of their context.
 //!
 //! ```text
+//! q             rotated where keys are
 //! for each split, each page of 64 keys:
 //!   scores        p[query][key] = q · k          microkernels of M queries x R blocks of 16 keys
 //!   online softmax  p = exp(scale p - max)       a query at a time
 //!   values        part = part c + Σ p v          microkernels of M queries x R vectors of columns
-//! then, from the left:  total = merge(total, part)
+//! then, from the left:  total = merge(total, part), rotated back where values are rotated
 //! ```
 
 use super::plan::{PARTIAL_STATE, PartialSlots, Task};
@@ -17,7 +18,6 @@ use crate::microkernel::{Operands, Prefetch, accumulate, microkernels};
 use crate::pool::DisjointSlice;
 use backend::{Attention, Batch, KvFormat, KvSpec, PAGE_ROWS, SPLIT_ROWS};
 use half::bf16;
-use quant::turbo;
 use std::ops::Range;
 
 /// Queries that read a page of bf16 as it is stored, at most: each microkernel call converts what
@@ -133,7 +133,11 @@ impl Kernel for Attend<'_> {
         let n = rows.len() * args.group();
         for i in 0..n {
             let from = args.place(self.task, i);
-            self.scratch.q[i * head_dim..][..head_dim].copy_from_slice(&args.q[from..][..head_dim]);
+            let q = &mut self.scratch.q[i * head_dim..][..head_dim];
+            q.copy_from_slice(&args.q[from..][..head_dim]);
+            if let Some(rotation) = args.spec.format.k.rotation {
+                rotation.rotate(q);
+            }
         }
         self.scratch.states[..n].fill(OnlineSoftmax::FRESH);
         for split in self.task.splits.clone() {
@@ -549,8 +553,8 @@ fn finish<L: Lanes>(total: &[f32], sum: f32, format: KvFormat, out: &mut [f32]) 
     for (total, out) in total.chunks(16).zip(out.chunks_mut(16)) {
         store(load::<L>(total) / sum, out);
     }
-    if format.v.is_rotated() {
-        turbo::unrotate(out);
+    if let Some(rotation) = format.v.rotation {
+        rotation.undo(out);
     }
 }
 

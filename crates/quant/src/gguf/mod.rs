@@ -17,7 +17,7 @@ use crate::Format;
 pub use k::K_QUANTS;
 pub use nonlinear::{NONLINEAR, nvfp4_times};
 pub use simple::SIMPLE;
-pub(crate) use simple::{Q4_0, Q8_0};
+pub(crate) use simple::{Q4_0, Q5_0, Q8_0};
 pub use turbo::TURBO;
 
 /// The format that GGUF numbers `ggml_type`; `None` if it is unknown or holds

@@ -42,6 +42,19 @@ pub(crate) const Q4_0: Format = of(
         fit: Some(fit_symmetric),
     },
 );
+/// Blocks of 32 codes in 5 bits with a scale.
+pub(crate) const Q5_0: Format = of(
+    "q5_0",
+    6,
+    22,
+    5,
+    Zero::Levels(&levels::<32>(16)),
+    Block {
+        read: read_q5_0,
+        write: write_q5_0,
+        fit: Some(fit_symmetric),
+    },
+);
 /// Blocks of 32 codes in 8 bits with a scale.
 pub(crate) const Q8_0: Format = of(
     "q8_0",
@@ -71,18 +84,7 @@ pub const SIMPLE: &[Format] = &[
             fit: Some(fit_range),
         },
     ),
-    of(
-        "q5_0",
-        6,
-        22,
-        5,
-        Zero::Levels(&levels::<32>(16)),
-        Block {
-            read: read_q5_0,
-            write: write_q5_0,
-            fit: Some(fit_symmetric),
-        },
-    ),
+    Q5_0,
     of(
         "q5_1",
         7,

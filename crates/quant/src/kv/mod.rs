@@ -17,11 +17,13 @@
 
 mod coded;
 mod plain;
+mod rotation;
 pub mod turbo;
 
-pub use coded::{Q4_0, Q8_0};
+pub use coded::{Q4_0, Q5_0, Q8_0, ROT_Q4_0, ROT_Q5_0, ROT_Q8_0};
 pub use plain::{BF16, F16, F32};
-pub use turbo::{TURBO3, TURBO4};
+pub use rotation::Rotation;
+pub use turbo::{TURBO2, TURBO3, TURBO4};
 
 use crate::{Format, Owned, Row, Scalar, block};
 
@@ -30,7 +32,9 @@ use crate::{Format, Owned, Row, Scalar, block};
 ///
 /// A new format is a file beside this one and a line here; `--kv` reads its spelling
 /// from here. Each backend then says which formats it keeps.
-pub const KV_FORMATS: &[KvRowFormat] = &[BF16, F16, F32, Q8_0, Q4_0, TURBO4, TURBO3];
+pub const KV_FORMATS: &[KvRowFormat] = &[
+    BF16, F16, F32, Q8_0, Q5_0, Q4_0, ROT_Q8_0, ROT_Q5_0, ROT_Q4_0, TURBO4, TURBO3, TURBO2,
+];
 
 /// The format of keys or values called `name`.
 pub fn kv_format(name: &str) -> Option<&'static KvRowFormat> {
@@ -45,8 +49,9 @@ pub struct KvRowFormat {
     pub layout: KvLayout,
     /// A row's length must be a multiple of this.
     pub block: usize,
-    /// Whether keys can be stored so. Values can in every format.
-    pub holds_keys: bool,
+    /// How rows are rotated before they are rounded, if they are. They are read as they were
+    /// rotated: queries of such keys have to be rotated too, and sums of such values turned back.
+    pub rotation: Option<Rotation>,
     /// The format of weights that has the same bytes, if there is one.
     same_as: Option<&'static Format>,
     encode: fn(&KvRowFormat, &[f32], &mut Vec<u8>),
@@ -68,9 +73,8 @@ pub enum KvLayout {
         /// The code that stands for 0.
         offset: u8,
     },
-    /// Rows that were rotated before their columns were rounded to levels of `bits`
-    /// ([`turbo`]). They are read as they were rotated.
-    Rotated {
+    /// Rotated rows whose columns were rounded to `2^bits` levels ([`turbo`]).
+    Levels {
         /// Bits of an index.
         bits: u8,
     },
@@ -95,17 +99,11 @@ impl KvRowFormat {
             name: weights.name,
             layout,
             block: weights.block,
-            holds_keys: true,
+            rotation: None,
             same_as: Some(weights),
             encode: encode_like,
             decode: decode_like,
         }
-    }
-
-    /// Whether rows are read as they were rotated: a sum of them has to be turned back
-    /// with [`turbo::unrotate`].
-    pub const fn is_rotated(&self) -> bool {
-        matches!(self.layout, KvLayout::Rotated { .. })
     }
 
     /// Bytes of a row of `cols` columns.
@@ -116,7 +114,7 @@ impl KvRowFormat {
                 let group = group as usize;
                 cols / group * (group * bits as usize / 8 + Scalar::F16.bytes())
             }
-            KvLayout::Rotated { bits } => turbo::row_bytes(bits, cols),
+            KvLayout::Levels { bits } => turbo::row_bytes(bits, cols),
         }
     }
 
@@ -126,14 +124,32 @@ impl KvRowFormat {
     ///
     /// If the row is empty or not whole blocks.
     pub fn encode(&self, row: &[f32], out: &mut Vec<u8>) {
+        self.check_blocks(row);
+        out.clear();
+        (self.encode)(self, row, out);
+    }
+
+    /// Stores a row that has been rotated already as [`Self::rotation`] says, in place of what `out`
+    /// held: [`Self::encode`] for callers with memory of their own.
+    ///
+    /// # Panics
+    ///
+    /// If the row is empty or not whole blocks, or the format has [`KvLayout::Levels`], whose scales need
+    /// the row as it was.
+    pub fn encode_rotated(&self, row: &[f32], out: &mut Vec<u8>) {
+        self.check_blocks(row);
+        assert!(self.same_as.is_some(), "{} has codes", self.name);
+        out.clear();
+        encode_blocks(self, row, out);
+    }
+
+    fn check_blocks(&self, row: &[f32]) {
         assert!(
             !row.is_empty() && row.len().is_multiple_of(self.block),
             "{} columns are not whole blocks of {}",
             row.len(),
             self.block
         );
-        out.clear();
-        (self.encode)(self, row, out);
     }
 
     /// Reads a row of `out.len()` columns, in formats with a rotation still rotated.
@@ -186,6 +202,16 @@ fn row_of(bytes: &[u8]) -> Row<'_> {
 }
 
 fn encode_like(format: &KvRowFormat, row: &[f32], out: &mut Vec<u8>) {
+    let Some(rotation) = format.rotation else {
+        return encode_blocks(format, row, out);
+    };
+    let mut row = row.to_vec();
+    rotation.rotate(&mut row);
+    encode_blocks(format, &row, out);
+}
+
+/// Stores a row, rotated already if it has to be, as weights of the same bytes.
+fn encode_blocks(format: &KvRowFormat, row: &[f32], out: &mut Vec<u8>) {
     let weights = format.same_as.expect("made by `like`");
     let encode = weights.encode.expect("a format that can be written");
     let mut owned = Owned {
@@ -215,15 +241,21 @@ mod tests {
     #[test]
     fn a_row_is_what_the_same_format_of_weights_makes_of_it() {
         for format in KV_FORMATS {
-            let row = row(128);
+            let mut row = row(128);
             let (mut bytes, mut read) = (vec![7; 3], vec![0.0; 128]);
             format.encode(&row, &mut bytes);
             assert_eq!(bytes.len(), format.row_bytes(128), "{}", format.name);
             format.decode(&bytes, &mut read);
             let Some(weights) = format.same_as else {
-                assert!(format.is_rotated());
+                assert!(matches!(format.layout, KvLayout::Levels { .. }));
                 continue;
             };
+            if let Some(rotation) = format.rotation {
+                rotation.rotate(&mut row);
+                let mut again = vec![9; 5];
+                format.encode_rotated(&row, &mut again);
+                assert_eq!(again, bytes, "{}", format.name);
+            }
             let stored = crate::encode(weights, &row, 128, Scalar::F32);
             assert_eq!((&stored.codes, stored.view().to_f32()), (&bytes, read));
         }
@@ -255,6 +287,28 @@ mod tests {
                 let level = f32::from(codes[c]) - f32::from(offset);
                 assert_eq!(*value, scales[c / usize::from(group)] * level);
             }
+        }
+    }
+
+    /// A rotation spares a block's other columns the scale of a large one.
+    #[test]
+    fn rotated_codes_bear_a_large_column() {
+        for (plain, rotated) in [(Q8_0, ROT_Q8_0), (Q5_0, ROT_Q5_0), (Q4_0, ROT_Q4_0)] {
+            let mut row = row(64);
+            row[5] = 60.0;
+            let error = |format: &KvRowFormat| {
+                let (mut bytes, mut read) = (Vec::new(), vec![0.0; 64]);
+                format.encode(&row, &mut bytes);
+                format.decode(&bytes, &mut read);
+                if let Some(rotation) = format.rotation {
+                    rotation.undo(&mut read);
+                }
+                let square = |(a, b): (&f32, &f32)| (a - b) * (a - b);
+                row.iter().zip(&read).map(square).sum::<f32>()
+            };
+            assert_eq!(plain.row_bytes(64), rotated.row_bytes(64));
+            let (plain, rotated) = (error(&plain), error(&rotated));
+            assert!(2.0 * rotated < plain, "{rotated} against {plain}");
         }
     }
 

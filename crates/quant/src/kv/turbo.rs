@@ -1,45 +1,40 @@
-//! Values of a cache rotated and then rounded to a few fixed levels (TurboQuant,
+//! Keys or values rotated and then rounded to a few fixed levels (TurboQuant,
 //! arXiv:2504.19874; the same scheme with other scales is DRIVE, NeurIPS 2021, and
 //! EDEN, ICML 2022).
 //!
 //! ```text
 //! a row is cut into groups of n = 128 columns, and one of 64 at its end if need be
-//! y     = R x,  R = D(s2) H/√n D(s1)           H the Hadamard butterfly, D fixed signs
+//! y     = R x                                  Rotation::Groups128
 //! idx_j = number of midpoints m ≤ y_j √n/‖x‖   between neighboring levels
 //! scale = ‖x‖ / ‖level[idx]‖                   in f16: what is read has the norm of x
-//! read    y'_j = level[idx_j] scale            rotated, as attention adds values up
-//! R⁻¹ y'                                       once for each row that attends
+//! read    y'_j = level[idx_j] scale            rotated, as attention scores keys and adds values up
 //! ```
 //!
 //! Rotated, the columns of any vector look like draws of one normal distribution, so the
 //! levels that round such draws best need no calibration. A group lies as the `f16`
-//! scale, the two low bits of every index (four bits in `turbo4`), and the third bits.
+//! scale, the two low bits of every index (four bits in `turbo4`), and in `turbo3` the third bits.
 //!
-//! Deliberately absent: the residual of signs, which other caches' keys have, and keys at
-//! all; indices of two bits, which a model's first and last layers do not bear.
+//! Deliberately absent: the residual of signs, which keys of other caches have.
 
+use super::rotation::{self, HALF, Rotation};
 use super::{KvLayout, KvRowFormat};
 use crate::Scalar;
 
-/// Columns of a group; the last of a row may have half of them.
-pub const GROUP: usize = 128;
+/// How rows are rotated before they are rounded to levels.
+const ROTATION: Rotation = Rotation::Groups128;
 
-/// The shortest group.
-const HALF: usize = GROUP / 2;
+/// Columns of a group; the last of a row may have half of them.
+pub const GROUP: usize = rotation::GROUP;
 
 /// Levels above zero, of a group of 128 with norm 1; those below mirror them. The best for
 /// a normal distribution by Lloyd and Max.
-const POSITIVE: [&[f32]; 2] = [
+const POSITIVE: [&[f32]; 3] = [
+    &[0.039994, 0.133462],
     &[0.021460, 0.065717, 0.117832, 0.190685],
     &[
         0.011353, 0.034311, 0.058069, 0.083317, 0.111065, 0.143047, 0.182907, 0.241556,
     ],
 ];
-
-/// Column `i` changes its sign before the butterfly where bit `i` is set, …
-const BEFORE: [u32; 4] = [0xE46A_0359, 0x42F8_5949, 0xA4C6_3BBB, 0x49F2_50A9];
-/// … and after it.
-const AFTER: [u32; 4] = [0x16AC_EE90, 0x3F62_8FDC, 0xB7A5_357A, 0xBEA5_6562];
 
 /// Vectors shorter than this are zero.
 const LEAST_NORM: f32 = 1e-10;
@@ -47,31 +42,33 @@ const LEAST_NORM: f32 = 1e-10;
 const fn of(name: &'static str, bits: u8) -> KvRowFormat {
     KvRowFormat {
         name,
-        layout: KvLayout::Rotated { bits },
+        layout: KvLayout::Levels { bits },
         block: HALF,
-        holds_keys: false,
+        rotation: Some(ROTATION),
         same_as: None,
         encode,
         decode,
     }
 }
 
-/// Values in 4 bits.
+/// Keys or values in 4 bits.
 pub const TURBO4: KvRowFormat = of("turbo4", 4);
-/// Values in 3 bits.
+/// Keys or values in 3 bits.
 pub const TURBO3: KvRowFormat = of("turbo3", 3);
+/// Keys or values in 2 bits.
+pub const TURBO2: KvRowFormat = of("turbo2", 2);
 
-/// Bits of an index in [`TURBO4`] or [`TURBO3`].
+/// Bits of an index in a format that [`of`] makes.
 fn bits_of(format: &KvRowFormat) -> u8 {
     match format.layout {
-        KvLayout::Rotated { bits } => bits,
+        KvLayout::Levels { bits } => bits,
         _ => unreachable!("only formats of levels are made here"),
     }
 }
 
-/// The levels of indices of `bits`, ascending. With 3 bits the last eight are 0.
+/// The levels of indices of `bits`, ascending: `2^bits` of them, and zeros behind.
 pub const fn levels(bits: u8) -> [f32; 16] {
-    let positive = POSITIVE[bits as usize - 3];
+    let positive = POSITIVE[bits as usize - 2];
     let n = positive.len();
     let mut all = [0.0; 16];
     let mut i = 0;
@@ -86,99 +83,6 @@ pub const fn levels(bits: u8) -> [f32; 16] {
 /// Bytes of a row of `cols` columns.
 pub(crate) const fn row_bytes(bits: u8, cols: usize) -> usize {
     cols * bits as usize / 8 + cols.div_ceil(GROUP) * 2
-}
-
-/// Rotates every group of a row in place: `R x`.
-///
-/// # Panics
-///
-/// If the row is not whole groups.
-#[inline(always)]
-pub fn rotate(row: &mut [f32]) {
-    turn(row, &BEFORE, &AFTER);
-}
-
-/// Undoes [`rotate`] for every group of a row in place: `R⁻¹ y`.
-///
-/// # Panics
-///
-/// If the row is not whole groups.
-#[inline(always)]
-pub fn unrotate(row: &mut [f32]) {
-    turn(row, &AFTER, &BEFORE);
-}
-
-#[inline(always)]
-fn turn(row: &mut [f32], before: &[u32; 4], after: &[u32; 4]) {
-    let (groups, rest) = row.as_chunks_mut::<GROUP>();
-    for group in groups {
-        turn_group::<GROUP, 8>(group, before, after);
-    }
-    if !rest.is_empty() {
-        let half = rest.try_into().expect("whole groups");
-        turn_group::<HALF, 4>(half, before, after);
-    }
-}
-
-/// One group as `V` vectors of 16: steps of 1 to 8 columns within a vector, then larger ones
-/// between vectors, so that compilers can keep lanes together.
-#[inline(always)]
-fn turn_group<const N: usize, const V: usize>(
-    x: &mut [f32; N],
-    before: &[u32; 4],
-    after: &[u32; 4],
-) {
-    let scale = 1.0 / (N as f32).sqrt();
-    let x: &mut [[f32; 16]; V] = match x.as_chunks_mut().0.try_into() {
-        Ok(x) => x,
-        Err(_) => unreachable!("{V} vectors"),
-    };
-    for (v, x) in x.iter_mut().enumerate() {
-        sign(x, before[v / 2] >> (v % 2 * 16), 1.0);
-        within::<1>(x);
-        within::<2>(x);
-        within::<4>(x);
-        within::<8>(x);
-    }
-    let mut step = 1;
-    while step < V {
-        for v in 0..V {
-            if v & step == 0 {
-                let (a, b) = (x[v], x[v + step]);
-                for i in 0..16 {
-                    x[v][i] = a[i] + b[i];
-                    x[v + step][i] = a[i] - b[i];
-                }
-            }
-        }
-        step *= 2;
-    }
-    for (v, x) in x.iter_mut().enumerate() {
-        sign(x, after[v / 2] >> (v % 2 * 16), scale);
-    }
-}
-
-/// Times `scale`, with another sign where a bit is set.
-#[inline(always)]
-fn sign(x: &mut [f32; 16], bits: u32, scale: f32) {
-    for (i, x) in x.iter_mut().enumerate() {
-        let flip = (bits >> i & 1) << 31;
-        *x = f32::from_bits((*x * scale).to_bits() ^ flip);
-    }
-}
-
-/// Sums and differences of columns `STEP` apart.
-#[inline(always)]
-fn within<const STEP: usize>(x: &mut [f32; 16]) {
-    let old = *x;
-    for (i, x) in x.iter_mut().enumerate() {
-        let (own, other) = (old[i], old[i ^ STEP]);
-        *x = if i & STEP == 0 {
-            own + other
-        } else {
-            other - own
-        };
-    }
 }
 
 /// Rotates one row and rounds it to levels: an index for each column in `codes`, a scale
@@ -198,8 +102,9 @@ pub fn round(bits: u8, row: &mut [f32], codes: &mut [u8], scales: &mut [f32]) {
     let groups = row.chunks_mut(GROUP).zip(codes.chunks_mut(GROUP));
     for ((group, codes), scale) in groups.zip(scales) {
         *scale = match bits {
-            4 => round_group::<8>(POSITIVE[1], group, codes),
-            _ => round_group::<4>(POSITIVE[0], group, codes),
+            4 => round_group::<8>(POSITIVE[2], group, codes),
+            3 => round_group::<4>(POSITIVE[1], group, codes),
+            _ => round_group::<2>(POSITIVE[0], group, codes),
         };
     }
 }
@@ -212,7 +117,7 @@ fn round_group<const N: usize>(positive: &[f32], x: &mut [f32], codes: &mut [u8]
         codes.fill(N as u8);
         return 0.0;
     }
-    rotate(x);
+    ROTATION.rotate(x);
     // Levels are those of 128 columns of norm 1.
     let unit = (x.len() as f32 / GROUP as f32).sqrt() / norm;
     for (x, code) in x.iter_mut().zip(codes) {
@@ -271,7 +176,9 @@ fn encode(format: &KvRowFormat, values: &[f32], out: &mut Vec<u8>) {
                 group[j / 2] |= code << (j % 2 * 4);
             } else {
                 group[j / 4] |= (code & 3) << (j % 4 * 2);
-                group[codes.len() / 4 + j / 8] |= (code >> 2) << (j % 8);
+                if bits == 3 {
+                    group[codes.len() / 4 + j / 8] |= (code >> 2) << (j % 8);
+                }
             }
         }
     }
@@ -288,11 +195,11 @@ fn decode(format: &KvRowFormat, row: &[u8], out: &mut [f32]) {
         let group = &group[2..];
         let n = out.len();
         for (j, value) in out.iter_mut().enumerate() {
-            let code = if bits == 4 {
-                group[j / 2] >> (j % 2 * 4) & 15
-            } else {
-                let third = group[n / 4 + j / 8] >> (j % 8) & 1;
-                group[j / 4] >> (j % 4 * 2) & 3 | third << 2
+            let low = || group[j / 4] >> (j % 4 * 2) & 3;
+            let code = match bits {
+                4 => group[j / 2] >> (j % 2 * 4) & 15,
+                3 => low() | (group[n / 4 + j / 8] >> (j % 8) & 1) << 2,
+                _ => low(),
             };
             *value = levels[usize::from(code)] * scale;
         }
@@ -303,8 +210,8 @@ fn decode(format: &KvRowFormat, row: &[u8], out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Both formats, the more exact first.
-    const BOTH: &[KvRowFormat] = &[TURBO4, TURBO3];
+    /// All formats of levels, the most exact first.
+    const ALL: &[KvRowFormat] = &[TURBO4, TURBO3, TURBO2];
 
     /// Rows of `cols` columns, one after the other.
     fn encode_rows(format: &KvRowFormat, values: &[f32], cols: usize) -> Vec<u8> {
@@ -332,8 +239,8 @@ mod tests {
         digits.map(byte).collect()
     }
 
-    /// The bytes are those of another implementation; `turbo3` is also what the scalar
-    /// encoders of llama.cpp's forks write.
+    /// The bytes are those of another implementation; `turbo3` and `turbo2` are also what the
+    /// scalar encoders of llama.cpp's forks write.
     #[test]
     fn groups_are_those_of_other_encoders() {
         let value = |i: i64| {
@@ -341,9 +248,10 @@ mod tests {
             if i % 29 == 3 { 6.0 * x } else { x }
         };
         let row: Vec<f32> = (0..128).map(value).collect();
-        for (format, hex) in BOTH.iter().zip([
+        for (format, hex) in ALL.iter().zip([
             "d34c77ca58495ab84a5c7b682ad5d6e86bbd67345f24288b8dd872334b5888947ab73e415435767565b837418455127842887929897e4ca7caab89c6935c8aa90b54",
             "054d9f8849a9cea5cb6d6f6b14825d85207d8769ef8e87a2c1094cf07a59b0a141915c5d95de10fd509b01c020c475f96b1f",
+            "0c4de526a67667d2edb60517a2eb04628a96431455e5015960a4267a93aeda78aa42",
         ]) {
             assert_eq!(encode_rows(format, &row, 128), bytes(hex), "{}", format.name);
         }
@@ -371,13 +279,13 @@ mod tests {
     fn a_row_is_read_back_as_exactly_as_its_bits_allow() {
         for cols in [64, 128, 192, 256, 512] {
             let values = normal(cols * 1024);
-            for (format, error) in BOTH.iter().zip([0.00912, 0.0338]) {
+            for (format, error) in ALL.iter().zip([0.00912, 0.0338, 0.1185]) {
                 let stored = encode_rows(format, &values, cols);
                 assert_eq!(stored.len(), 1024 * format.row_bytes(cols));
                 let mut read = decode_rows(format, &stored, cols);
                 let (mut off, mut all) = (0.0, 0.0);
                 for (read, row) in read.chunks_mut(cols).zip(values.chunks(cols)) {
-                    unrotate(read);
+                    ROTATION.undo(read);
                     let apart: Vec<f32> = read.iter().zip(row).map(|(a, b)| a - b).collect();
                     off += norm(&apart).powi(2);
                     all += norm(row).powi(2);
@@ -394,34 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn rotations_keep_lengths_and_angles_and_can_be_undone() {
-        for cols in [64, 128, 192, 256, 512] {
-            let (a, b) = (normal(cols), normal(2 * cols)[cols..].to_vec());
-            let dot = |a: &[f32], b: &[f32]| -> f64 {
-                a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum()
-            };
-            let (mut x, mut y) = (a.clone(), b.clone());
-            rotate(&mut x);
-            rotate(&mut y);
-            assert!((dot(&x, &y) - dot(&a, &b)).abs() < 1e-4 * norm(&a) * norm(&b));
-            unrotate(&mut x);
-            assert!(x.iter().zip(&a).all(|(x, a)| (x - a).abs() < 1e-5));
-        }
-        // One column alone is spread evenly.
-        let mut spike = vec![0.0; 128];
-        spike[77] = 8.0;
-        rotate(&mut spike);
-        let even = 8.0 / 128f32.sqrt();
-        assert!(spike.iter().all(|x| (x.abs() - even).abs() < 1e-6));
-    }
-
-    #[test]
     fn odd_rows_are_read_back_as_well_as_can_be() {
-        for format in BOTH {
+        for format in ALL {
             let back = |row: &[f32]| {
                 let stored = encode_rows(format, row, row.len());
                 let mut read = decode_rows(format, &stored, row.len());
-                unrotate(&mut read);
+                ROTATION.undo(&mut read);
                 read
             };
             assert!(back(&[0.0; 192]).iter().all(|&x| x == 0.0));

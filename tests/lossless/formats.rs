@@ -1,0 +1,102 @@
+//! Keys and values in every format of few bits: what is written depends on the format, and not on
+//! drafts, or on where a text began.
+//!
+//! Heads of the tiny seeded models are smaller than a group of rotated columns, so these are the
+//! trained ones.
+
+use crate::disk::assert_files_change_nothing;
+use crate::long::assert_lossless_over_splits;
+use crate::samplings;
+use crate::subjects::{Draft, TRAINED, greedy_prompts};
+use crate::writing::{Setup, assert_same, backend, pair, write};
+use backend::KvFormat;
+use cpu::Isa;
+use speculate::DraftLength::{Fixed, UpTo};
+
+/// Each format that rotates, and each of fifth bits, as that of keys and of values.
+const PAIRS: [[&str; 2]; 8] = [
+    ["turbo4", "turbo4"],
+    ["turbo3", "turbo3"],
+    ["turbo2", "turbo2"],
+    ["rot-q8_0", "rot-q4_0"],
+    ["rot-q5_0", "turbo2"],
+    ["rot-q4_0", "rot-q5_0"],
+    ["q5_0", "q5_0"],
+    ["turbo4", "rot-q8_0"],
+];
+
+/// Two for tests that take formats in turn.
+fn two() -> [KvFormat; 2] {
+    [pair(["turbo4", "turbo3"]), pair(["rot-q4_0", "turbo2"])]
+}
+
+#[test]
+fn speculation_never_changes_a_token_in_any_format_of_keys_and_values() {
+    let isas = Isa::available();
+    let backends = [1, 2].map(|threads| backend(*isas.last().unwrap(), threads));
+    let drafts = [
+        (Draft::Head, Fixed(3), 64, 2),
+        (Draft::Eagle3, UpTo(8), 33, 3),
+        (Draft::Block, Fixed(7), 512, 1),
+        (Draft::Model, Fixed(4), 33, 3),
+        (Draft::Ngram, Fixed(5), 7, 3),
+        (Draft::Portfolio, UpTo(8), 64, 1),
+        (Draft::Oracle, Fixed(8), 512, 3),
+    ];
+    for &subject in TRAINED {
+        let name = subject.target.strip_prefix("models/").unwrap();
+        let prompts = &greedy_prompts(name)[..3];
+        let (mut texts, mut drafted) = (Vec::new(), 0);
+        for (p, names) in PAIRS.into_iter().enumerate() {
+            let kv_format = pair(names);
+            let (what, sampling) = &samplings()[p % 3];
+            let plain = Setup {
+                kv_format,
+                ..Setup::plain(subject, &backends[p % 2])
+            };
+            let want = write(&plain, prompts, 0, sampling, &[]).texts;
+            for (d, (draft, length, chunk, width)) in drafts.into_iter().enumerate() {
+                // Each pair with every other drafter, and each drafter with keys of every kind.
+                if subject.lacks(draft) || (p + d) % 2 == 1 && draft != Draft::Head {
+                    continue;
+                }
+                let setup = Setup {
+                    draft,
+                    length,
+                    chunk,
+                    width,
+                    mapped: d % 2 == 1,
+                    ..Setup {
+                        backend: &backends[(p + d) % 2],
+                        ..plain
+                    }
+                };
+                let got = write(&setup, prompts, 0, sampling, &want);
+                assert_same(&setup, what, &got, &want);
+                drafted += got.drafted;
+            }
+            texts.push(want);
+        }
+        assert!(drafted > 100, "{name} has drafted");
+        // Pairs three apart are sampled alike, so it is their formats that tell them apart.
+        for (a, b) in texts.iter().zip(&texts[3..]) {
+            assert_ne!(a, b, "{name}: another format, other logits");
+        }
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_long_context_in_rotated_formats() {
+    let best = backend(*Isa::available().last().unwrap(), 2);
+    for (s, &subject) in TRAINED.iter().enumerate().step_by(2) {
+        assert_lossless_over_splits(s, subject, &two(), &best);
+    }
+}
+
+#[test]
+fn a_beginning_from_a_file_changes_nothing_in_rotated_formats() {
+    let best = backend(*Isa::available().last().unwrap(), 2);
+    for (s, &subject) in TRAINED.iter().enumerate() {
+        assert_files_change_nothing(s, subject, &two(), &best);
+    }
+}
