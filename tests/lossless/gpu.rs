@@ -18,7 +18,7 @@ use crate::share::assert_sharing_changes_nothing;
 use crate::sound::{HEARING, assert_sounds_change_nothing};
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, assert_same, write};
-use backend::{Backend, KvFormat, Sample, Store, TokenList};
+use backend::{Backend, KvFormat, TokenList};
 use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::Fixed;
 use speculate::Sampling;
@@ -26,10 +26,21 @@ use speculate::sample::{History, Scratch, choose, choose_among};
 use std::sync::Arc;
 use suites::{Recorder, Rng};
 
+/// A GPU; nothing, and a line that says so, where there is none.
+fn gpu() -> Option<Arc<dyn Backend>> {
+    match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Some(Arc::new(gpu)),
+        Err(e) => {
+            eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}");
+            None
+        }
+    }
+}
+
 #[test]
 fn speculation_never_changes_a_token_on_a_gpu() {
-    if let Err(e) = cuda::Cuda::new(gpu_options()) {
-        return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}");
+    if gpu().is_none() {
+        return;
     }
     // Each on a stream of its own: a GPU has room for all of them.
     std::thread::scope(|scope| {
@@ -41,10 +52,7 @@ fn speculation_never_changes_a_token_on_a_gpu() {
 
 #[test]
 fn speculation_never_changes_a_token_of_a_constrained_text_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_constraints_hold(s, subject, &gpu);
     }
@@ -52,19 +60,13 @@ fn speculation_never_changes_a_token_of_a_constrained_text_on_a_gpu() {
 
 #[test]
 fn speculation_never_changes_a_token_with_any_block_drafter_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     assert_lossless_with_blocks(false, &gpu);
 }
 
 #[test]
 fn several_heads_change_no_token_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_several_heads_change_nothing(s, subject, &gpu);
     }
@@ -72,19 +74,13 @@ fn several_heads_change_no_token_on_a_gpu() {
 
 #[test]
 fn drafters_can_be_replaced_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     assert_drafters_can_be_replaced(&gpu);
 }
 
 #[test]
 fn edits_on_a_gpu_make_the_texts_of_the_host() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     // Leaves edits and choices to the host.
     let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
     let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
@@ -93,10 +89,7 @@ fn edits_on_a_gpu_make_the_texts_of_the_host() {
 
 #[test]
 fn speculation_never_changes_a_token_after_pictures_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for &subject in SEEING {
         assert_pictures_change_nothing(subject, [&gpu, &gpu]);
     }
@@ -107,10 +100,7 @@ fn speculation_never_changes_a_token_after_pictures_on_a_gpu() {
 
 #[test]
 fn a_beginning_that_is_remembered_changes_nothing_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_reuse_changes_nothing(s, subject, &gpu);
     }
@@ -118,10 +108,7 @@ fn a_beginning_that_is_remembered_changes_nothing_on_a_gpu() {
 
 #[test]
 fn beginnings_of_kept_and_running_texts_change_nothing_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_kept_texts_change_nothing(s, subject, &gpu);
         assert_sharing_changes_nothing(s, subject, &gpu);
@@ -130,10 +117,7 @@ fn beginnings_of_kept_and_running_texts_change_nothing_on_a_gpu() {
 
 #[test]
 fn what_one_stream_asks_of_speculation_changes_no_other_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_mixed_batches_hold(s, subject, &gpu);
     }
@@ -141,10 +125,7 @@ fn what_one_stream_asks_of_speculation_changes_no_other_on_a_gpu() {
 
 #[test]
 fn preempted_streams_write_the_same_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_preemption_changes_nothing(s, subject, &gpu);
     }
@@ -152,10 +133,7 @@ fn preempted_streams_write_the_same_on_a_gpu() {
 
 #[test]
 fn gpu_vectors_depend_on_nothing_but_their_text() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     let exact = CpuOptions {
         activations: cpu::Activations::F32,
         ..CpuOptions::default()
@@ -173,10 +151,7 @@ fn gpu_vectors_depend_on_nothing_but_their_text() {
 
 #[test]
 fn a_beginning_from_a_file_changes_nothing_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         let mut formats = vec![KvFormat::both(&quant::kv::BF16)];
         // The others have heads smaller than a block.
@@ -189,10 +164,7 @@ fn a_beginning_from_a_file_changes_nothing_on_a_gpu() {
 
 #[test]
 fn speculation_never_changes_a_token_of_a_long_context_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().enumerate() {
         assert_lossless_over_splits(s, subject, &long::formats(subject, &gpu), &gpu);
     }
@@ -296,21 +268,15 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
 
 #[test]
 fn drafts_in_one_go_on_a_gpu_are_those_of_single_steps() {
-    let chaining = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(chaining) = gpu() else { return };
     let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
     let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
-    assert_same_guesses(&host, &(chaining as _));
+    assert_same_guesses(&host, &chaining);
 }
 
 #[test]
 fn tokens_chosen_on_a_gpu_are_the_hosts() {
-    let gpu = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => gpu,
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    let Some(gpu) = gpu() else { return };
     let mut rng = Rng(7);
     let mut scratch = Scratch::default();
     for cols in [1, 5, 300, 4_099, 4_099, 4_099, 262_144] {
@@ -352,7 +318,7 @@ fn tokens_chosen_on_a_gpu_are_the_hosts() {
             let x = gpu.upload(rows, cols, &logits);
             let mut ids: Vec<u32> = (0..cols as u32).map(|i| 3 * i + i % 3).collect();
             ids.rotate_left(cols / 3);
-            for list in [None, Some(TokenList::new(&gpu, ids))] {
+            for list in [None, Some(TokenList::new(&*gpu, ids))] {
                 let got = gpu.choose_tokens(&x, list.as_ref(), &choices).unwrap();
                 for (row, (s, got)) in samplings.iter().zip(got).enumerate() {
                     let logits = &logits[row * cols..][..cols];

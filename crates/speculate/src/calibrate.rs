@@ -40,7 +40,7 @@ impl Speculator {
 
     /// Times rounds of one stream after `prompt` for each head, with drafts of several lengths up to `longest` tokens.
     /// Starts no round that would end after `limit`, if it takes as long as the one before it; each head has its share
-    /// of that time. Returns the rounds that were run, those of the prompt among them.
+    /// of that time. Steps that tell what an expert of a mixture takes may follow, for a quarter of `limit`. Returns the rounds that were run, those of the prompt among them.
     ///
     /// # Errors
     ///

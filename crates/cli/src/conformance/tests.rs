@@ -47,7 +47,8 @@ fn cell(feature: usize, spoil: impl Fn(usize, &mut Run)) -> Cell {
     joined(feature, &[], spoil)
 }
 
-/// The same of a drafter in which `heads` are joined.
+/// The cell of a drafter in which `heads` are joined; it writes what plain decoding does, and then does as `spoil` says to
+/// run number n.
 fn joined(feature: usize, heads: &[&str], spoil: impl Fn(usize, &mut Run)) -> Cell {
     let mut n = 0;
     plain(feature).compare(("fake", heads), LENGTHS, &mut |_, _| {

@@ -38,7 +38,7 @@ pub struct DrafterReplay {
     pub ms_per_guess: Option<f64>,
     /// Milliseconds that it took to read what others had written, where others drafted or nobody did.
     pub ms_reading: Option<f64>,
-    /// Its rounds with drafts of other lengths.
+    /// What the rounds that the drafter guessed for would take and bring with drafts of other lengths.
     pub rows: Vec<DrafterRow>,
 }
 
