@@ -55,6 +55,11 @@ const FAINT: f64 = 0.02;
 /// The least chance of a head's guess that a new text starts with, however rarely guesses about
 /// others were accepted: it may differ.
 const LEAST_PRIOR: f64 = 0.25;
+/// The greatest chance of any guess that a new text starts with, for the same reason.
+const MOST_PRIOR: f64 = 0.95;
+
+/// Rounds of a text that wait to be entered into its ledger, at most.
+const MAX_UNKNOWN: usize = 32;
 
 /// Decides on draft lengths, and on who drafts, from what rounds have cost and brought.
 #[derive(Clone, Debug, Default)]
@@ -325,6 +330,8 @@ impl Lengths {
             own.learn(KEEP_STREAM, n_drafted, n_accepted);
             if n_drafted > 0 {
                 let all = &mut self.acceptance.heads[head];
+                let prior = |position| all.prior(position, FIRST_CHANCE);
+                own.fit_shift(|position| prior(position).clamp(LEAST_PRIOR, MOST_PRIOR));
                 all.learn(KEEP_MODEL, n_drafted, n_accepted);
             }
         }
@@ -356,25 +363,23 @@ impl Lengths {
 
     /// Enters a round that brought a stream `emitted` tokens into its ledger: with
     /// what such a round usually takes, since a hiccup is nobody's fault. The first
-    /// rounds of a kind are not entered: they find caches and memory cold.
+    /// rounds of a kind find caches and memory cold: they wait until that is known.
     pub fn book(&self, ledger: &mut Ledger, cost: &RoundCost, emitted: usize) {
-        let RoundCost {
-            streams,
-            rows,
-            context,
-            experts,
-            drafts,
-            ..
-        } = *cost;
-        let Some(plain) = self.costs.plain_step(context, streams) else {
+        let Some(plain) = self.costs.plain_step(cost.context, cost.streams) else {
             return;
         };
-        if self.costs.is_believed(context, streams, rows, drafts) {
-            let rows = (rows, experts);
-            let ms = self.costs.usual(context, streams, rows, drafts);
-            let drafting = self.costs.draft_ms(context, streams, drafts);
-            ledger.enter((ms, drafting), emitted, plain);
+        let mut unknown = std::mem::take(&mut ledger.unknown);
+        unknown.retain(|(cost, emitted)| {
+            let times = self.costs.believed(cost);
+            times.inspect(|(ms, _)| ledger.enter_late(*ms, *emitted, plain));
+            times.is_none()
+        });
+        match self.costs.believed(cost) {
+            Some(times) => ledger.enter(times, emitted, plain),
+            None if unknown.len() < MAX_UNKNOWN => unknown.push((*cost, emitted)),
+            None => {}
         }
+        ledger.unknown = unknown;
     }
 
     /// The chance that the guess at `position` of a draft by `guesser` is accepted if those before it are.
@@ -392,8 +397,8 @@ impl Lengths {
                 (all, own.of_copies(matched), first, 0.0)
             }
         };
-        let prior = (0..=position).fold(first, |prior, p| all.chance(p, prior));
-        own.chance(position, prior.max(least))
+        let prior = all.prior(position, first).clamp(least, MOST_PRIOR);
+        own.chance(position, prior)
     }
 }
 
