@@ -70,7 +70,7 @@ pub use moe::{Choice, Expert, Experts};
 pub use ops::{Activation, Attention, DeltaWeights, NEAR_ROWS_MAX, NearAttention, Ops, Rope};
 pub use record::{Chain, Chained, DeviceError, Link, Record, StepKey};
 pub use reference::Reference;
-pub use sample::Sample;
+pub use sample::{Sample, confidence};
 pub use store::Store;
 pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
 

@@ -51,6 +51,8 @@ pub struct Chain<'a> {
     pub choices: &'a [Vec<TokenChoice>],
     /// The tokens that are scored, if not all.
     pub list: Option<&'a TokenList>,
+    /// Whether [`Chained::confidences`] are wanted.
+    pub wants_confidences: bool,
 }
 
 /// What a step of a [`Chain`] makes.
@@ -70,6 +72,8 @@ pub struct Link {
 pub struct Chained {
     /// By step, each row's token.
     pub tokens: Vec<Vec<u32>>,
+    /// By step, the [confidence](Sample::confidences) of each row's logits, if these were wanted.
+    pub confidences: Vec<Vec<f32>>,
     /// The last of [`Link::next`]; lasts until the next step or chain of the same key.
     pub next: Option<Tensor>,
 }

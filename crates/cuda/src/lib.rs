@@ -391,6 +391,10 @@ impl Sample for Cuda {
         choose::moments(self, x, rows)
     }
 
+    fn confidences(&self, x: &Tensor) -> Vec<f32> {
+        choose::confidences_of(self, x)
+    }
+
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {
         choose::likeliest(self, x, asked, n)
     }

@@ -33,8 +33,8 @@ pub(crate) struct Shape {
     /// Rows and sequences, of each step of a chain.
     batches: Vec<(usize, usize)>,
     inputs: Vec<(usize, usize)>,
-    /// How a chain chooses, and among which tokens.
-    choice: Option<(By, Address)>,
+    /// How a chain chooses, among which tokens, and whether it tells confidences.
+    choice: Option<(By, Address, bool)>,
 }
 
 /// What is known of a step's shape.
@@ -149,7 +149,7 @@ pub(crate) fn chain(
         key: chain.key,
         batches: chain.batches.iter().map(size).collect(),
         inputs: vec![(x.rows(), x.cols())],
-        choice: Some((by, listed.0)),
+        choice: Some((by, listed.0, chain.wants_confidences)),
     };
     let base = cuda.recorded_batch.address;
     let mut made = run(cuda, shape, &words, &[x], &mut |inputs| {
@@ -158,6 +158,8 @@ pub(crate) fn chain(
         let choices = here.as_ref().map_or(base, |here| here.address);
         let chosen = cuda.scratch(n, rows);
         let chosen_at = cuda.address(&chosen);
+        let sure = chain.wants_confidences.then(|| cuda.scratch(n, rows));
+        let sure_at = sure.as_ref().map(|sure| cuda.address(sure));
         let tokens = |i: usize| chosen_at + (4 * i * rows) as Address;
         let mut next: Option<Tensor> = None;
         for (i, batch) in batches.clone() {
@@ -180,16 +182,23 @@ pub(crate) fn chain(
             let ids = ids.map_or(listed, |ids| (cuda.address(ids), ids.cols()));
             let (logits, device) = (&link.logits, &cuda.device);
             let logits = (cuda.address(logits), [logits.rows(), logits.cols()]);
+            if let Some(sure) = sure_at {
+                choose::confidences(device, logits, sure + (4 * i * rows) as Address);
+            }
             choose(device, logits, ids, by, of, tokens(i));
             next = link.next.or(next);
         }
-        [Some(chosen), next].into_iter().flatten().collect()
+        [Some(chosen), sure, next].into_iter().flatten().collect()
     });
     let mut tokens = vec![0u32; n * rows];
     cuda.device.driver.read(&mut tokens, cuda.address(&made[0]));
+    let mut made = made.drain(1..);
+    let sure = chain.wants_confidences.then(|| made.next()).flatten();
+    let sure = sure.map_or_else(Vec::new, |sure| cuda.download(&sure).into_owned());
     Some(Chained {
         tokens: tokens.chunks(rows).map(<[u32]>::to_vec).collect(),
-        next: made.drain(1..).next(),
+        confidences: sure.chunks(rows).map(<[f32]>::to_vec).collect(),
+        next: made.next(),
     })
 }
 

@@ -27,6 +27,7 @@ mod guesser;
 mod ledger;
 mod plan;
 mod unions;
+mod worth;
 
 pub(crate) use costs::BELIEVED;
 pub use costs::{CostOf, CostPoint, Costs, HeadTimes, Longest, RoundCost};
@@ -36,9 +37,10 @@ pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
 pub use plan::{Copy, DraftLength, LengthInput, Plan};
 
 pub(crate) use unions::TextRows;
+pub(crate) use worth::Drafted;
 
 use backend::ExpertMarks;
-use ledger::Acceptances;
+use ledger::{Acceptance, Acceptances};
 use std::time::Duration;
 use unions::{NextUnions, Unions};
 
@@ -66,6 +68,8 @@ const MAX_UNKNOWN: usize = 32;
 pub struct Lengths {
     /// How often guesses were accepted, over all streams.
     acceptance: Acceptances,
+    /// How often tokens of each head's drafts were kept to be verified, by position, of those whose predecessors were.
+    kept: [Acceptance; MAX_HEADS],
     costs: Costs,
     /// Which experts steps touch, of a mixture.
     unions: Unions,
@@ -93,6 +97,7 @@ impl Lengths {
     /// Forgets what guesses were worth of which `before` did not know; times are kept.
     pub(crate) fn forget_guesses_since(&mut self, before: &Lengths) {
         self.acceptance = before.acceptance.clone();
+        self.kept = before.kept.clone();
         self.unions = before.unions.clone();
     }
 
@@ -124,10 +129,29 @@ impl Lengths {
         Next { context, unions }
     }
 
-    /// Milliseconds that the next round takes with these drafts.
-    fn round_ms(&self, next: &Next, plans: &[Plan]) -> f64 {
+    /// Milliseconds that the next round takes with these drafts, of which so many `rows` are expected to be verified.
+    fn round_ms(&self, next: &Next, plans: &[Plan], rows: f64) -> f64 {
         let experts = next.unions.as_ref().map(|unions| unions.of(plans));
-        self.costs.with_drafts(next.context, plans, experts)
+        let verify = |rows: f64| {
+            let rows = rows as usize;
+            self.costs.verify_ms(next.context, rows, experts)
+        };
+        let (low, share) = (rows.floor(), rows.fract());
+        let mut ms = verify(low);
+        if share > 0.0 {
+            ms += share * (verify(low + 1.0) - ms);
+        }
+        let longest = Longest::of(plans.iter().copied());
+        ms + self.costs.draft_ms(next.context, plans.len(), longest)
+    }
+
+    /// The chance that the token at `position` of a draft is kept to be verified if those before it are
+    /// ([`Lengths::worth`]).
+    fn kept(&self, stream: &LengthInput<'_>, guesser: Guesser, position: usize) -> f64 {
+        match guesser {
+            Guesser::Head(head) if !stream.is_fixed() => self.kept[head].chance(position, 1.0),
+            _ => 1.0,
+        }
     }
 
     /// The next drafts, one for each of `streams`.
@@ -252,14 +276,19 @@ impl Lengths {
         // The chance that all of a stream's guesses so far are accepted.
         let mut reached = vec![1.0; streams.len()];
         let mut tokens = streams.len() as f64;
+        // The chance that the next guess is kept to be verified, and the rows that are.
+        let mut kept = vec![1.0; streams.len()];
+        let mut rows = tokens;
         for (i, stream) in streams.iter().enumerate() {
             for position in 0..plans[i].tokens {
                 reached[i] *= self.chance(stream, plans[i].guesser, position);
+                kept[i] *= self.kept(stream, plans[i].guesser, position);
                 tokens += reached[i];
+                rows += kept[i];
             }
         }
         let mut best = plans.clone();
-        let mut best_rate = tokens / self.round_ms(round, &plans);
+        let mut best_rate = tokens / self.round_ms(round, &plans, rows);
         loop {
             let next = (0..streams.len())
                 .filter(|&i| grows[i] && plans[i].tokens < streams[i].most(plans[i].guesser))
@@ -271,10 +300,12 @@ impl Lengths {
             let Some((i, chance)) = next.filter(|n| n.1 > FAINT) else {
                 return (best, best_rate);
             };
+            kept[i] *= self.kept(&streams[i], plans[i].guesser, plans[i].tokens);
+            rows += kept[i];
             plans[i].tokens += 1;
             reached[i] = chance;
             tokens += chance;
-            let rate = tokens / self.round_ms(round, &plans);
+            let rate = tokens / self.round_ms(round, &plans, rows);
             if rate > best_rate {
                 best_rate = rate;
                 best.copy_from_slice(&plans);

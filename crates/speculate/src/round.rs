@@ -21,7 +21,7 @@ use crate::accept::{Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
 use crate::draft;
 use crate::host_choices::{self, OpenRows};
-use crate::length::{HeadTimes, Longest, RoundCost, TextRows};
+use crate::length::{Guesser, HeadTimes, Longest, RoundCost, TextRows};
 use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
 use crate::speculator::Speculator;
@@ -351,18 +351,22 @@ impl Speculator {
                 let n_forced_accepted = stream.n_forced(n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth, and change
                 // what those after them are.
-                let n_guessed = stream.n_guessed.min(rows.n_drafted);
+                let (n_tested, n_right) = stream.tested_guesses(n_known, n_accepted);
                 let Stream {
                     stats,
                     ledger,
                     guesser,
+                    confidences,
                     ..
                 } = &mut **stream;
                 stats.count_forced(n_forced, n_forced_accepted);
                 let n_own = rows.n_drafted - n_forced;
                 stats.count_guesses(*guesser, n_own, n_accepted - n_forced_accepted);
-                self.lengths
-                    .verified(ledger, *guesser, n_guessed, n_accepted.min(n_guessed));
+                self.lengths.verified(ledger, *guesser, n_tested, n_right);
+                if let Guesser::Head(head) = *guesser {
+                    let tested = &confidences[..n_tested.min(confidences.len())];
+                    self.lengths.was_sure(ledger, head, tested, n_right);
+                }
             }
             self.judge_copy(stream, n_known);
         }
@@ -512,6 +516,8 @@ impl Speculator {
         for stream in streams.iter_mut() {
             stream.draft.clear();
             stream.draft_probs.clear();
+            stream.confidences.clear();
+            stream.cut_off = None;
             stream.n_asked = 0;
         }
         let guessed = self.guess(streams, rows, verified)?;

@@ -48,12 +48,13 @@ struct Tested {
 }
 
 /// The log-odds of `p`, which is kept away from 0 and 1.
-fn log_odds(p: f64) -> f64 {
+pub(super) fn log_odds(p: f64) -> f64 {
     let p = p.clamp(1e-4, 1.0 - 1e-4);
     (p / (1.0 - p)).ln()
 }
 
-fn from_log_odds(x: f64) -> f64 {
+/// The chance of which `x` are the log-odds.
+pub(super) fn from_log_odds(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
@@ -124,6 +125,8 @@ const LONGEST_MATCH: usize = 5;
 pub(super) struct Acceptances {
     /// How often guesses of each head were accepted.
     pub(super) heads: [Acceptance; MAX_HEADS],
+    /// How often guesses of each head were accepted, by how sure it was of them.
+    pub(super) by_confidence: [Acceptance; MAX_HEADS],
     /// How often copied tokens were accepted, by the tokens of the match before the copy.
     copies: [Acceptance; LONGEST_MATCH + 1],
 }
