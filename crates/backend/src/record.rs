@@ -115,6 +115,19 @@ pub trait Record: Store {
         None
     }
 
+    /// Whether a step or a chain since the last call was among the first of its kind, which take longer than later ones,
+    /// as where a device compiles and records it. False, by default.
+    fn take_first_runs(&self) -> bool {
+        false
+    }
+
+    /// Whether a step of `key` without inputs, of so many rows and sequences, runs as it will from now on: whether it is
+    /// recorded, on a device that records steps. True, by default.
+    fn is_recorded(&self, key: StepKey, rows: usize, sequences: usize) -> bool {
+        let _ = (key, rows, sequences);
+        true
+    }
+
     /// Threads of the host that the device computes with, and that are free between steps: 1 where there are
     /// none.
     fn host_threads(&self) -> usize {

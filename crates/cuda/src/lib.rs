@@ -126,6 +126,8 @@ struct State {
     /// The step that is being recorded.
     recording: Option<step::Recording>,
     steps: HashMap<step::Shape, step::Known>,
+    /// Whether a step since somebody asked was not the replay of a record that there was before.
+    has_first_runs: bool,
 }
 
 impl Cuda {
@@ -303,6 +305,7 @@ impl Backend for Cuda {
             prompt_rows: 1024,
             masks: true,
             edits: true,
+            records: true,
             own_memory: true,
             ..Capabilities::default()
         }
@@ -411,6 +414,14 @@ impl Record for Cuda {
                 message,
             }),
         }
+    }
+
+    fn is_recorded(&self, key: StepKey, rows: usize, sequences: usize) -> bool {
+        step::is_recorded(self, key, rows, sequences)
+    }
+
+    fn take_first_runs(&self) -> bool {
+        std::mem::take(&mut self.state().has_first_runs)
     }
 
     fn step(

@@ -202,6 +202,19 @@ pub(crate) fn chain(
     })
 }
 
+/// Whether a step of `key` without inputs is recorded, or never will be.
+pub(crate) fn is_recorded(cuda: &Cuda, key: StepKey, rows: usize, sequences: usize) -> bool {
+    let shape = Shape {
+        key,
+        batches: vec![(rows, sequences)],
+        inputs: Vec::new(),
+        choice: None,
+    };
+    let state = cuda.state();
+    let known = state.steps.get(&shape);
+    rows > MAX_ROWS || !matches!(known, None | Some(Known::Seen))
+}
+
 impl Cuda {
     /// What is recorded from now on, if anything is, is about `batch`.
     fn records(&self, batch: &Batch, at: Address, chosen: Option<Address>) {
@@ -228,6 +241,8 @@ fn run(
         return work(inputs);
     }
     let known = cuda.state().steps.remove(&shape);
+    let is_first = matches!(known, None | Some(Known::Seen));
+    cuda.state().has_first_runs |= is_first;
     let (known, made) = match known {
         None => (Known::Seen, work(inputs)),
         Some(Known::Unrecordable) => (Known::Unrecordable, work(inputs)),
@@ -399,6 +414,25 @@ mod tests {
                 assert!(!scratch.contains(&address) && !first.contains(&address));
             }
         }
+    }
+
+    /// Needs no GPU: which steps are records.
+    #[test]
+    fn the_first_two_steps_of_a_kind_are_told_apart() {
+        let cuda = Cuda::dry_run(DryRun::default());
+        let key = StepKey::fresh();
+        let run = |rows: usize| {
+            let x = cuda.upload(rows, 64, &vec![1.0; rows * 64]);
+            let mut work = |x: &[&Tensor]| vec![cuda.rms_norm(x[0], None, 64, 1e-6)];
+            cuda.step(key, &batch(&[rows]), &[&x], &mut work);
+            cuda.take_first_runs()
+        };
+        assert_eq!(
+            [4, 4, 4, 2, 4, 2, 2].map(run),
+            [true, true, false, true, false, true, false]
+        );
+        // Prompts are never recorded, so that no run of theirs is another than the first.
+        assert_eq!([MAX_ROWS + 1; 2].map(run), [false; 2]);
     }
 
     #[test]

@@ -173,6 +173,7 @@ impl Speculator {
         let start = Instant::now();
         let (longest, by_head) = self.draft(streams, &rows, &verified)?;
         let draft = start.elapsed();
+        self.ran_first = self.b.take_first_runs();
         let cost = RoundCost {
             streams: streams.len(),
             rows: self.batch.n_rows(),
@@ -547,7 +548,8 @@ impl Speculator {
                 .book(is_prefill, n_emitted, cost.verify, cost.draft);
         }
         let mut pairs = streams.iter().zip(rows);
-        if pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
+        // What runs for the first time takes longer than it will.
+        if self.ran_first || pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
             return;
         }
         self.lengths.took(cost);

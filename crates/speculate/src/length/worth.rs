@@ -13,6 +13,10 @@ const CLASSES: (f64, f64) = (-3.0, 0.75);
 /// Classes of confidences.
 const N_CLASSES: usize = 13;
 
+/// How many times as long a step is taken to last whose kind is not recorded. The first two take twice as long and more;
+/// part of that is worth it for those that follow.
+const RECORDING: f64 = 1.5;
+
 /// A draft that was made and not verified yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drafted<'a> {
@@ -71,8 +75,13 @@ impl Lengths {
         }
     }
 
-    /// How many tokens of each of `drafts` are worth a row: those of most expected tokens a millisecond.
-    pub(crate) fn worth(&self, drafts: &[Drafted<'_>]) -> Vec<usize> {
+    /// How many tokens of each of `drafts` are worth a row: those of most expected tokens a millisecond. Steps of so many
+    /// rows of which `is_recorded` says no take longer, the first times.
+    pub(crate) fn worth(
+        &self,
+        drafts: &[Drafted<'_>],
+        is_recorded: &dyn Fn(usize) -> bool,
+    ) -> Vec<usize> {
         let all: Vec<usize> = drafts.iter().map(|draft| draft.tokens).collect();
         let context = drafts.iter().map(|draft| draft.input.context).max();
         let context = context.unwrap_or(0);
@@ -101,7 +110,8 @@ impl Lengths {
             let plans: Vec<Plan> = plans.collect();
             let experts = next.unions.as_ref().map(|unions| unions.of(&plans));
             let rows = kept.len() + kept.iter().sum::<usize>();
-            drafting + self.costs.verify_ms(context, rows, experts)
+            let verify = self.costs.verify_ms(context, rows, experts);
+            drafting + verify * if is_recorded(rows) { 1.0 } else { RECORDING }
         };
         let mut reached: Vec<f64> = (0..drafts.len())
             .map(|i| chances[i][..kept[i]].iter().product())
@@ -199,22 +209,30 @@ mod tests {
     #[test]
     fn a_draft_ends_before_a_guess_that_is_not_worth_a_row() {
         let (lengths, ledger) = (timed(), Ledger::default());
-        let worth = |confidences: &[f32]| lengths.worth(&[draft(&ledger, 0, confidences)])[0];
+        let worth =
+            |confidences: &[f32]| lengths.worth(&[draft(&ledger, 0, confidences)], &|_| true)[0];
         assert_eq!(worth(&[0.99, 0.99, 0.99, 0.99]), 4);
         assert_eq!(worth(&[0.99, 0.99, 0.04, 0.99]), 2);
         assert_eq!(worth(&[0.02, 0.99, 0.99, 0.99]), 0);
         // Two tokens that come for sure are worth a row that may fail.
         assert_eq!(worth(&[0.6, 0.99, 0.99, 0.99]), 4);
         // Forced tokens are right whatever the head thinks of them.
-        let forced = lengths.worth(&[draft(&ledger, 2, &[0.01, 0.01, 0.99])]);
+        let forced = lengths.worth(&[draft(&ledger, 2, &[0.01, 0.01, 0.99])], &|_| true);
         assert_eq!(forced, [3]);
+        // A step that a device has to record first is not worth it for one token more or less.
+        let recorded = |rows| rows != 4;
+        assert_eq!(
+            lengths.worth(&[draft(&ledger, 0, &[0.99, 0.99, 0.9])], &recorded),
+            [2]
+        );
         // In a batch, rows go to the likeliest guesses.
         let (sure, unsure) = ([0.99; 4], [0.3; 4]);
-        let both = lengths.worth(&[draft(&ledger, 0, &sure), draft(&ledger, 0, &unsure)]);
+        let both = [draft(&ledger, 0, &sure), draft(&ledger, 0, &unsure)];
+        let both = lengths.worth(&both, &|_| true);
         assert_eq!(both[0], 4);
         assert!(both[1] < 2, "{both:?}");
         // Before any round was timed, drafts stay as they were planned.
-        let unknown = Lengths::default().worth(&[draft(&ledger, 0, &[0.02; 3])]);
+        let unknown = Lengths::default().worth(&[draft(&ledger, 0, &[0.02; 3])], &|_| true);
         assert_eq!(unknown, [3]);
     }
 
@@ -223,7 +241,7 @@ mod tests {
         let (mut lengths, mut ledger) = (timed(), Ledger::default());
         let boast = [0.95; 4];
         fn worth(lengths: &Lengths, ledger: &Ledger) -> usize {
-            lengths.worth(&[draft(ledger, 0, &[0.95; 4])])[0]
+            lengths.worth(&[draft(ledger, 0, &[0.95; 4])], &|_| true)[0]
         }
         assert_eq!(worth(&lengths, &ledger), 4);
         // A head that is sure of itself, and wrong.

@@ -87,7 +87,9 @@ impl Speculator {
             confidences: &streams[i].confidences,
         };
         let drafted: Vec<Drafted<'_>> = going.iter().map(drafted).collect();
-        let worth = self.lengths.worth(&drafted);
+        let key = self.key.part("verify");
+        let is_recorded = |rows| self.b.is_recorded(key, rows, going.len());
+        let worth = self.lengths.worth(&drafted, &is_recorded);
         for (i, n) in going.into_iter().zip(worth) {
             let stream = &mut streams[i];
             if let (Guesser::Head(head), false) = (stream.guesser, stream.confidences.is_empty()) {
