@@ -12,7 +12,8 @@ use crate::{Cuda, Kernel};
 use backend::{Attention, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS};
 use fusion::rules::heads::MAX_JOBS;
 use fusion::{HeadRole, Kind, Op, Operand};
-use quant::{KvLayout, Scalar};
+use quant::kv::Rotation;
+use quant::{KvLayout, KvRowFormat, Scalar};
 use std::sync::Arc;
 
 /// Rows that share a step's keys well enough for one block each split.
@@ -21,24 +22,23 @@ const FEW_ROWS: usize = 64;
 /// Largest memory for partial results.
 const PARTIAL_BYTES: usize = 256 << 20;
 
-/// How the kernels can keep keys and values.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
-    Plain(Scalar),
-    Q8,
-}
-
 /// One layer's keys and values, and how they are stored.
 pub(crate) struct Pages {
     spec: KvSpec,
     keys: Block,
     values: Block,
-    kept: Kept,
     /// Columns of a head as it lies in the pages, where tensor cores take them so: whole tiles, of
     /// which those beyond the head's own columns are zeros.
     tiles: Option<usize>,
     ring: Option<Ring>,
     prompts: Option<Prompts>,
+}
+
+impl Pages {
+    fn rotates(&self) -> bool {
+        let KvFormat { k, v } = self.spec.format;
+        k.rotation.is_some() || v.rotation.is_some()
+    }
 }
 
 /// Queries of a tile of tensor cores.
@@ -47,11 +47,16 @@ const QUERIES: usize = 16;
 /// Keys by columns of a tile of theirs, and of their values.
 const TILE_VALUES: usize = 32 * 32;
 
-/// Bytes of a tile.
-fn tile_bytes(kept: Kept) -> usize {
-    match kept {
-        Kept::Plain(scalar) => TILE_VALUES * scalar.bytes(),
-        Kept::Q8 => TILE_VALUES + 2 * 32,
+/// Bytes of the scales of a stage's two tiles, where they have some.
+const STAGE_SCALES: usize = 64 * 2;
+
+/// Bytes of two tiles and their scales.
+fn stage_bytes(format: &KvRowFormat) -> usize {
+    match format.layout {
+        KvLayout::Plain(scalar) => 2 * TILE_VALUES * scalar.bytes(),
+        KvLayout::Coded { bits, .. } | KvLayout::Levels { bits } => {
+            2 * TILE_VALUES * usize::from(bits) / 8 + STAGE_SCALES
+        }
     }
 }
 
@@ -60,7 +65,7 @@ fn tile_bytes(kept: Kept) -> usize {
 struct Ring {
     /// Stages of each of a block's warps.
     depth: usize,
-    /// Bytes of a stage: two tiles and a barrier.
+    /// Bytes of a stage, of keys or of values, and its barrier.
     stage_bytes: usize,
     /// Tiles of queries that a block takes, at most.
     most_queries: usize,
@@ -71,11 +76,11 @@ impl Ring {
     const DEEPEST: usize = 4;
 
     /// The one for heads of `head_dim` columns where a block has `most` bytes, if any fits.
-    fn new(head_dim: usize, tile_bytes: usize, most: usize) -> Option<Self> {
+    fn new(head_dim: usize, format: KvFormat, most: usize) -> Option<Self> {
         let ring = |most_queries| {
             let mut ring = Ring {
                 depth: 0,
-                stage_bytes: 2 * tile_bytes + 8,
+                stage_bytes: stage_bytes(format.k).max(stage_bytes(format.v)) + 8,
                 most_queries,
             };
             let left = most.saturating_sub(ring.shared(head_dim, most_queries));
@@ -141,20 +146,48 @@ impl Prompts {
     }
 }
 
-fn kernel(name: &'static str, pages: &Pages) -> Kernel {
-    let number = match pages.kept {
-        Kept::Plain(Scalar::F32) => 0,
-        Kept::Plain(Scalar::F16) => 1,
-        Kept::Plain(Scalar::Bf16) => 2,
-        Kept::Q8 => 3,
+/// The kernels' number of a layout, the bits of a code, and the columns that are rotated together.
+fn numbers(format: &KvRowFormat) -> [usize; 3] {
+    let [number, bits] = match format.layout {
+        KvLayout::Plain(Scalar::F32) => [0, 32],
+        KvLayout::Plain(Scalar::F16) => [1, 16],
+        KvLayout::Plain(Scalar::Bf16) => [2, 16],
+        KvLayout::Coded { bits, .. } => [3, bits.into()],
+        KvLayout::Levels { bits } => [4, bits.into()],
     };
+    [number, bits, format.rotation.map_or(0, group_of)]
+}
+
+/// Columns of a group of a rotation.
+fn group_of(rotation: Rotation) -> usize {
+    match rotation {
+        Rotation::Groups64 => 64,
+        Rotation::Groups128 => 128,
+    }
+}
+
+/// What kernels of keys and values in `format` are compiled with.
+pub(crate) fn format_defines(format: KvFormat) -> [(&'static str, usize); 6] {
+    let ([key, key_bits, key_group], [value, value_bits, value_group]) =
+        (numbers(format.k), numbers(format.v));
+    [
+        ("KEY_FORMAT", key),
+        ("KEY_BITS", key_bits),
+        ("KEY_ROTATION", key_group),
+        ("VALUE_FORMAT", value),
+        ("VALUE_BITS", value_bits),
+        ("VALUE_ROTATION", value_group),
+    ]
+}
+
+fn kernel(name: &'static str, pages: &Pages) -> Kernel {
     let file = match name {
         "kv_append" | "norm_rope_append" => "kv_append",
         _ => "attention",
     };
     let mut kernel = Kernel::new(file, name);
+    kernel.defines.extend(format_defines(pages.spec.format));
     kernel.defines.extend([
-        ("KV_FORMAT", number),
         ("TENSOR_CORES", usize::from(pages.tiles.is_some())),
         ("HEAD_DIM", pages.tiles.unwrap_or(0)),
         (
@@ -175,76 +208,62 @@ fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
     kernel
 }
 
-/// What the kernels can keep.
+/// What the kernels can keep: whatever they find a layout for.
 pub(crate) fn formats() -> KvFormats {
-    use quant::kv::{BF16, F16, F32, Q8_0};
-    KvFormats::same(vec![&BF16, &F16, &F32, &Q8_0])
-}
-
-/// How keys and values in `format` are kept, if the kernels can.
-pub(crate) fn kept(format: KvFormat) -> Option<Kept> {
-    match format.k.layout {
-        _ if format.k != format.v => None,
-        KvLayout::Plain(scalar) => Some(Kept::Plain(scalar)),
-        _ => (format.k.name == "q8_0").then_some(Kept::Q8),
-    }
+    KvFormats::all()
 }
 
 pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
-    let kept = kept(spec.format).expect("a format that the device keeps");
     assert!(spec.head_dim <= 512, "a head of at most 512 columns");
-    // Blocks of q8_0 have a scale, which leaves no room for columns that are not there.
-    let tiles = match kept {
-        Kept::Plain(Scalar::F32) => None,
-        Kept::Plain(_) if spec.head_dim.is_multiple_of(4) => {
+    let both = [spec.format.k, spec.format.v];
+    let is = |layout| both.map(|format| format.layout == KvLayout::Plain(layout));
+    // Packed rows are whole blocks, which leaves no room for columns that are not there.
+    let tiles = match is(Scalar::F32) {
+        [false, false] if spec.head_dim.is_multiple_of(4) => {
             Some(spec.head_dim.next_multiple_of(32))
         }
-        _ => spec.head_dim.is_multiple_of(32).then_some(spec.head_dim),
+        _ => None,
     };
     let columns = tiles.unwrap_or(spec.head_dim);
-    let values = spec.pages * spec.heads * PAGE_ROWS * columns;
-    let bytes = match kept {
-        Kept::Plain(scalar) => values * scalar.bytes(),
-        Kept::Q8 => values / TILE_VALUES * tile_bytes(kept),
+    let pages = |format: &KvRowFormat| {
+        let fits = spec.head_dim.is_multiple_of(format.block);
+        assert!(fits, "heads of whole blocks of {}", format.name);
+        let bytes = spec.pages * spec.heads * PAGE_ROWS * format.row_bytes(columns);
+        Block::zeroed(&cuda.device.driver, bytes, "memory for keys and values")
     };
-    let block = || Block::zeroed(&cuda.device.driver, bytes, "memory for keys and values");
-    assert!(tiles.is_some() || kept != Kept::Q8, "heads of whole blocks");
+    let is_plain = both.iter().all(|f| matches!(f.layout, KvLayout::Plain(_)));
     Kv {
         spec,
         storage: Box::new(Arc::new(Pages {
             spec,
-            keys: block(),
-            values: block(),
-            kept,
+            keys: pages(spec.format.k),
+            values: pages(spec.format.v),
             tiles,
             ring: tiles
                 .filter(|e| *e == spec.head_dim)
-                .and_then(|e| Ring::new(e, tile_bytes(kept), cuda.device.driver.shared)),
+                .and_then(|e| Ring::new(e, spec.format, cuda.device.driver.shared)),
             prompts: tiles
                 .filter(|e| *e == spec.head_dim)
-                .filter(|_| cuda.device.driver.arch == 90 && kept != Kept::Q8)
+                .filter(|_| cuda.device.driver.arch == 90 && is_plain)
                 .and_then(|e| Prompts::new(e, cuda.device.driver.shared)),
         })),
     }
 }
 
-/// Where page `page` of a layer's keys and of its values lie, and the bytes of either.
-fn page_blocks(kv: &Kv, page: usize) -> ([Address; 2], usize) {
+/// Where page `page` of a layer's keys and of its values lie, and the bytes of each.
+fn page_blocks(kv: &Kv, page: usize) -> [(Address, usize); 2] {
     let pages = pages(kv);
-    let bytes = pages.keys.bytes / kv.spec.pages;
-    let blocks = [&pages.keys, &pages.values];
-    (
-        blocks.map(|block| block.address + (page * bytes) as Address),
-        bytes,
-    )
+    [&pages.keys, &pages.values].map(|block| {
+        let bytes = block.bytes / kv.spec.pages;
+        (block.address + (page * bytes) as Address, bytes)
+    })
 }
 
 /// Copies a page.
 pub(crate) fn copy(cuda: &Cuda, kv: &Kv, from: usize, to: usize) {
     cuda.flush();
-    let (from, bytes) = page_blocks(kv, from);
-    let (to, _) = page_blocks(kv, to);
-    for (to, from) in to.into_iter().zip(from) {
+    let blocks = page_blocks(kv, from).into_iter().zip(page_blocks(kv, to));
+    for ((from, bytes), (to, _)) in blocks {
         cuda.device.driver.copy(to, from, bytes);
     }
 }
@@ -252,9 +271,10 @@ pub(crate) fn copy(cuda: &Cuda, kv: &Kv, from: usize, to: usize) {
 /// The bytes of a page: its keys, then its values.
 pub(crate) fn save(cuda: &Cuda, kv: &Kv, page: usize) -> Vec<u8> {
     cuda.flush();
-    let (blocks, bytes) = page_blocks(kv, page);
-    let mut saved = vec![0; 2 * bytes];
-    for (to, from) in saved.chunks_exact_mut(bytes.max(1)).zip(blocks) {
+    let blocks = page_blocks(kv, page);
+    let mut saved = vec![0; blocks.iter().map(|(_, bytes)| bytes).sum()];
+    let (keys, values) = saved.split_at_mut(blocks[0].1);
+    for (to, (from, _)) in [keys, values].into_iter().zip(blocks) {
         cuda.device.driver.read(to, from);
     }
     saved
@@ -262,14 +282,14 @@ pub(crate) fn save(cuda: &Cuda, kv: &Kv, page: usize) -> Vec<u8> {
 
 /// Makes a page what [`save`] has saved, if `bytes` are as many.
 pub(crate) fn load(cuda: &Cuda, kv: &Kv, page: usize, bytes: &[u8]) -> bool {
-    let (blocks, n) = page_blocks(kv, page);
-    if bytes.len() != 2 * n {
+    let [(keys, n_keys), (values, n_values)] = page_blocks(kv, page);
+    if bytes.len() != n_keys + n_values {
         return false;
     }
     cuda.flush();
-    for (to, from) in blocks.into_iter().zip(bytes.chunks_exact(n.max(1))) {
-        cuda.device.driver.write(to, from);
-    }
+    let (of_keys, of_values) = bytes.split_at(n_keys);
+    cuda.device.driver.write(keys, of_keys);
+    cuda.device.driver.write(values, of_values);
     true
 }
 
@@ -360,7 +380,8 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
     }
     let [rows, _] = l.shape(op.inputs[0]);
     let grid = Grid {
-        shared: 4 * head_dim,
+        // A head, and what becomes of it before it is rotated in groups.
+        shared: 4 * head_dim * (1 + usize::from(p.rotates())),
         ..Grid::new(rows * heads, threads(*head_dim))
     };
     let args = Args::default().of(&all);
@@ -427,12 +448,27 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     let cut = Cut::new(p, &attention, rows.n, rows.ahead);
     let bytes = if cut.is_split { cut.bytes } else { 0 };
     let partials = l.device.arena.buffer(bytes);
+    let KvFormat { k, v } = p.spec.format;
+    let (q, y) = (l.address(op.inputs[0]), l.address(op.outputs[0]));
+    let heads = Heads {
+        rows: rows.n,
+        heads: attention.heads,
+        head_dim: p.spec.head_dim,
+    };
+    // Scores are those of queries that are rotated as the keys are.
+    let rotated = l
+        .device
+        .arena
+        .buffer(k.rotation.map_or(0, |_| heads.bytes()));
+    if let Some(rotation) = k.rotation {
+        heads.rotate(l.device, rotation, q, rotated.address);
+    }
     let args = AttentionArgs {
-        q: l.address(op.inputs[0]),
+        q: k.rotation.map_or(q, |_| rotated.address),
         keys: p.keys.address,
         values: p.values.address,
         batch: rows.address,
-        y: l.address(op.outputs[0]),
+        y,
         partials: partials.address,
         scale: attention.scale,
         group: attention.group as i32,
@@ -450,11 +486,64 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
         cut,
         args,
     };
+    let f16 = l.f16_output(op, op.outputs[0]);
     if step.cut.is_split {
         step.launch_splits();
-        step.launch_merge(&l.f16_output(op, op.outputs[0]));
+        // What comes last writes the copy.
+        step.launch_merge(&v.rotation.map_or(f16, |_| Activations::default()));
     } else {
         step.launch_whole();
+    }
+    if let Some(rotation) = v.rotation {
+        heads.undo(l.device, rotation, y, &f16);
+    }
+}
+
+/// Heads of rows that are rotated, or turned back.
+#[derive(Clone, Copy)]
+struct Heads {
+    rows: usize,
+    /// Of a row.
+    heads: usize,
+    head_dim: usize,
+}
+
+impl Heads {
+    fn bytes(self) -> usize {
+        4 * self.rows * self.heads * self.head_dim
+    }
+
+    /// Rotates the heads at `x` to `y`.
+    fn rotate(self, device: &Device, rotation: Rotation, x: Address, y: Address) {
+        self.launch(device, rotation, [x, y], &Activations::default(), false);
+    }
+
+    /// Turns the heads at `y` back where they are, and writes an f16 copy of them too.
+    fn undo(self, device: &Device, rotation: Rotation, y: Address, f16: &Activations) {
+        self.launch(device, rotation, [y, y], f16, true);
+    }
+
+    fn launch(
+        self,
+        device: &Device,
+        rotation: Rotation,
+        [x, y]: [Address; 2],
+        f16: &Activations,
+        undo: bool,
+    ) {
+        let group = group_of(rotation);
+        let parts = self.rows * self.heads * self.head_dim.div_ceil(group);
+        let args = Args::default()
+            .ptr(x)
+            .ptr(y)
+            .of(f16)
+            .int(self.heads)
+            .int(self.head_dim)
+            .int(group)
+            .int(undo.into())
+            .long(parts);
+        let kernel = Kernel::new("kv_rotate", "rotate_heads");
+        device.launch(&kernel, Grid::new(parts.div_ceil(4), 128), args);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The conformance suite, and small cases of every kernel.
 
-use super::attention::AttentionCase;
+use super::attention::{AttentionCase, format_of};
 use super::delta::delta_steps;
 use super::experts::mixture;
 use super::{PRODUCT, close, gpu, noise};
@@ -69,7 +69,8 @@ fn gpu_small_cases_of_every_kernel_are_close_to_the_reference() {
         head_dim: 256,
         window: None,
     };
-    for format in [&quant::kv::BF16, quant::kv_format("q8_0").unwrap()] {
+    for format in ["bf16", "q8_0", "q8_0,turbo4", "turbo3,q5_0", "rot-q4_0,f32"] {
+        let format = format_of(format);
         for (old, new) in [(0, 70), (300, 3)] {
             heads.check(&cuda, old, new, format);
         }

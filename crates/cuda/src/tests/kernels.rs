@@ -1,12 +1,15 @@
 //! Every kernel compiles within its budget, and has its arguments where they are put. No GPU is needed.
 
+use super::attention::format_of;
 use crate::args;
+use crate::attention::format_defines;
 use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
 use crate::gemm::{self, Warpgroups};
 use crate::machine::Kernel;
 use crate::matmul::Tiles;
 use crate::pack::Packing;
+use backend::KvFormat;
 use std::collections::HashSet;
 
 fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
@@ -17,35 +20,31 @@ fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
     }
 }
 
-/// Files of attention for the storage of number `kv` and heads of `head` columns, 0 if tensor cores do not
+/// Files of attention for keys and values in `format` and heads of `head` columns, 0 if tensor cores do not
 /// take them.
-fn attention(first: bool, file: &'static str, kv: usize, head: usize) -> Kernel {
+fn attention(first: bool, file: &'static str, format: KvFormat, head: usize) -> Kernel {
     let stages = match head {
         0 => 0,
         _ if !head.is_multiple_of(256) => 0,
         _ if first => 4,
         _ => 2,
     };
-    let defines = [
-        ("KV_FORMAT", kv),
+    let mut kernel = with(file, &format_defines(format));
+    kernel.defines.extend([
         ("TENSOR_CORES", usize::from(head > 0)),
         ("HEAD_DIM", head),
         ("HEAD_COLUMNS", head),
         ("STAGES", stages),
-    ];
-    with(file, &defines)
+    ]);
+    kernel
 }
 
 /// Attention of prompts by warpgroups.
-fn prompts(kv: usize, head: usize, stages: usize) -> Kernel {
-    let defines = [
-        ("KV_FORMAT", kv),
-        ("TENSOR_CORES", 1),
-        ("HEAD_DIM", head),
-        ("HEAD_COLUMNS", head),
-        ("STAGES", stages),
-    ];
-    with(ATTENTION_WGMMA, &defines)
+fn prompts(format: &str, head: usize, stages: usize) -> Kernel {
+    let mut kernel = attention(true, ATTENTION_WGMMA, format_of(format), head);
+    kernel.defines.pop();
+    kernel.defines.push(("STAGES", stages));
+    kernel
 }
 
 /// The delta rule for heads of `dk` and `dv` columns, a column shared by `parts` threads.
@@ -72,20 +71,38 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
         "moe_route",
         "moe_combine",
         "choose",
+        "kv_rotate",
     ];
     let mut all: Vec<Kernel> = alone.map(|file| with(file, &[])).into();
     for file in ["kv_append", "attention"] {
-        let attention = |kv, head| attention(first, file, kv, head);
-        all.extend([attention(0, 0), attention(2, 256)]);
+        let attention = |format, head| attention(first, file, format_of(format), head);
+        all.extend([
+            attention("f32", 0),
+            attention("bf16", 256),
+            attention("q8_0,turbo4", 256),
+        ]);
         if first {
-            let more = [(1, 128), (2, 64), (2, 512), (3, 64), (3, 256)];
-            all.extend(more.map(|(kv, head)| attention(kv, head)));
+            let more = [
+                ("f16", 128),
+                ("bf16", 64),
+                ("bf16", 512),
+                ("q8_0", 64),
+                ("q8_0,bf16", 256),
+                ("f32,turbo3", 0),
+                ("turbo4,turbo3", 128),
+                ("turbo3,turbo2", 256),
+                ("turbo4,q5_0", 512),
+                ("q5_0,q4_0", 256),
+                ("rot-q5_0,rot-q8_0", 64),
+            ];
+            all.extend(more.map(|(format, head)| attention(format, head)));
         }
     }
     all.push(delta(128, 128, 8));
     let mut packings = vec![Packing::Plain, codes(4, 64)];
     if first {
-        all.extend([prompts(2, 256, 5), prompts(1, 512, 8), delta(64, 256, 4)]);
+        let prompts = [prompts("bf16", 256, 5), prompts("f16", 512, 8)];
+        all.extend(prompts.into_iter().chain([delta(64, 256, 4)]));
         packings.push(Packing::E4m3 { group: 64 });
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
     }
