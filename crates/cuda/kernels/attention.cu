@@ -224,77 +224,109 @@ template <bool SHARED, class T>
 DEVICE T load_once(const T *from) {
     return SHARED ? *from : __ldg(from);
 }
-// The lane's codes of rows 8 n to 8 n + 7 of a tile as f16 pairs, not yet multiplied by scales: 32 columns of a key, or
-// 32 keys of a column.
-template <bool VALUES, bool SHARED>
-DEVICE uint4 load_codes(const u8 *tile, int n) {
-    typedef KvFormat<VALUES> F;
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, row = 8 * n + g;
-    if constexpr (F::BITS == 8) { // codes are 1152 less than the number that 0x64 makes of their bytes
-        const uint2 codes = load_once<SHARED>((const uint2 *) (tile + row * 32) + t);
-        const u32 low = codes.x ^ 0x80808080, high = codes.y ^ 0x80808080;
-        return make_uint4(hsub2(__byte_perm(low, 0x64646464, 0x4140), 0x64806480),
-                          hsub2(__byte_perm(low, 0x64646464, 0x4342), 0x64806480),
-                          hsub2(__byte_perm(high, 0x64646464, 0x4140), 0x64806480),
-                          hsub2(__byte_perm(high, 0x64646464, 0x4342), 0x64806480));
-    } else if constexpr (!VALUES) { // the two quads of a key
-        u32 x, high = 0;
-        if constexpr (F::BITS >= 4) x = load_once<SHARED>((const u32 *) (tile + row * 16) + t);
-        else x = spread_pairs(permute_bytes(load_once<SHARED>((const u16 *) (tile + row * 8) + t), 0, 0x4140));
-        if constexpr (F::BITS % 2) {
-            high = load_once<SHARED>(tile + F::high_at(row, 2 * t));
-            high = (high | high << 12) & 0x000f000f;
-        }
-        return unpack_quads<F>(x, high);
-    } else { // one quad of each of 8 keys, of which this is code number n
-        u32 x[4], high[4] = {0, 0, 0, 0};
-        if constexpr (F::BITS >= 4) {
-            const uint4 v = load_once<SHARED>((const uint4 *) (tile + g * 64) + t);
-            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-        } else {
-            const uint2 v = load_once<SHARED>((const uint2 *) (tile + g * 32) + t);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[i] = spread_pairs(permute_bytes(i < 2 ? v.x : v.y, 0, i % 2 ? 0x4342 : 0x4140));
-        }
-        if constexpr (F::BITS % 2) {
-            const uint2 v = load_once<SHARED>((const uint2 *) (tile + F::high_at(0, g)) + t);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                high[i] = permute_bytes(i < 2 ? v.x : v.y, 0, i % 2 ? 0x4342 : 0x4140) >> (g % 2 * 4) & 0x000f000f;
-        }
-        u32 v[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = word(unpack_quads<F>(x[i], high[i]), n);
-        return make_uint4(v[0], v[1], v[2], v[3]);
-    }
+// Whether quads of values have to be unpacked: fragments of 8 columns then come from the same ones.
+#define VALUES_ARE_QUADS (KvFormat<true>::IS_PACKED && KvFormat<true>::BITS < 8)
+DEVICE uint4 multiply_fragment(const uint4 &v, const uint4 &by) {
+    return make_uint4(hmul2(v.x, by.x), hmul2(v.y, by.y), hmul2(v.z, by.z), hmul2(v.w, by.w));
 }
-// The lane's B fragments of rows 8 n to 8 n + 7 of a tile, in global memory or SHARED: 32 columns, or keys, as f16
-// pairs. `scales` are those of the tile's keys, in packed formats.
+// 8 codes of a row of a tile in 8 bits, as f16 pairs.
+template <bool SHARED>
+DEVICE uint4 load_bytes(const u8 *row) {
+    const uint2 codes = load_once<SHARED>((const uint2 *) row + (threadIdx.x & 3));
+    // Codes are 1152 less than the number that 0x64 makes of their bytes.
+    const u32 low = codes.x ^ 0x80808080, high = codes.y ^ 0x80808080;
+    return make_uint4(hsub2(__byte_perm(low, 0x64646464, 0x4140), 0x64806480),
+                      hsub2(__byte_perm(low, 0x64646464, 0x4342), 0x64806480),
+                      hsub2(__byte_perm(high, 0x64646464, 0x4140), 0x64806480),
+                      hsub2(__byte_perm(high, 0x64646464, 0x4342), 0x64806480));
+}
+// Two quads of a key.
+template <bool SHARED>
+DEVICE uint4 load_key_quads(const u8 *tile, int row) {
+    typedef KvFormat<false> F;
+    const int t = threadIdx.x & 3;
+    u32 x, high = 0;
+    if constexpr (F::BITS >= 4) x = load_once<SHARED>((const u32 *) (tile + row * 16) + t);
+    else x = spread_pairs(permute_bytes(load_once<SHARED>((const u16 *) (tile + row * 8) + t), 0, 0x4140));
+    if constexpr (F::BITS % 2) {
+        high = load_once<SHARED>(tile + F::high_at(row, 2 * t));
+        high = (high | high << 12) & 0x000f000f;
+    }
+    return unpack_quads<F>(x, high);
+}
+// A quad of each of 8 keys: the fragments of all of a tile's columns.
+template <bool SHARED>
+DEVICE void load_value_quads(const u8 *tile, const uint4 &scales, uint4 (&v)[4]) {
+    typedef KvFormat<true> F;
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    u32 x[4], high[4] = {0, 0, 0, 0};
+    if constexpr (F::BITS >= 4) {
+        const uint4 of = load_once<SHARED>((const uint4 *) (tile + g * 64) + t);
+        x[0] = of.x, x[1] = of.y, x[2] = of.z, x[3] = of.w;
+    } else {
+        const uint2 of = load_once<SHARED>((const uint2 *) (tile + g * 32) + t);
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = spread_pairs(permute_bytes(i < 2 ? of.x : of.y, 0, i % 2 ? 0x4342 : 0x4140));
+    }
+    if constexpr (F::BITS % 2) {
+        const uint2 of = load_once<SHARED>((const uint2 *) (tile + F::high_at(0, g)) + t);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            high[i] = permute_bytes(i < 2 ? of.x : of.y, 0, i % 2 ? 0x4342 : 0x4140) >> (g % 2 * 4) & 0x000f000f;
+    }
+    uint4 of[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        of[i] = unpack_quads<F>(x[i], high[i]);
+        const u32 by = word(scales, i);
+        of[i] = multiply_fragment(of[i], make_uint4(by, by, by, by));
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) v[n] = make_uint4(word(of[0], n), word(of[1], n), word(of[2], n), word(of[3], n));
+}
+// The lane's B fragment of rows 8 n to 8 n + 7 of a tile, in global memory or SHARED: 32 columns of keys, or 32 keys of
+// columns, as f16 pairs. `scales` are those of the tile's keys, in packed formats.
 template <bool VALUES, bool SHARED>
 DEVICE uint4 load_fragment(const u8 *tile, const u8 *scales, int n) {
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, row = 8 * n + (lane >> 2);
     uint4 v;
-    if constexpr (KvFormat<VALUES>::IS_PACKED) {
-        uint4 by;
-        if (VALUES) {
-            by = load_once<SHARED>((const uint4 *) scales + (lane & 3));
+    if constexpr (!KvFormat<VALUES>::IS_PACKED) {
+        if constexpr (SHARED) {
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                         : "r"(smem_address(tile + n * 512 + lane * 16))
+                         : "memory");
         } else {
-            const u32 scale = load_once<SHARED>((const u16 *) scales + 8 * n + (lane >> 2));
-            by.x = by.y = by.z = by.w = scale | scale << 16;
+            const u32 *from = (const u32 *) (tile + n * 512) + lane;
+            v = make_uint4(__ldg(from), __ldg(from + 32), __ldg(from + 64), __ldg(from + 96));
         }
-        v = load_codes<VALUES, SHARED>(tile, n);
-        v = make_uint4(hmul2(v.x, by.x), hmul2(v.y, by.y), hmul2(v.z, by.z), hmul2(v.w, by.w));
-    } else if constexpr (SHARED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(smem_address(tile + n * 512 + lane * 16))
-                     : "memory");
+    } else if constexpr (VALUES) {
+        const uint4 by = load_once<SHARED>((const uint4 *) scales + (lane & 3));
+        if constexpr (KvFormat<true>::BITS == 8) {
+            v = multiply_fragment(load_bytes<SHARED>(tile + row * 32), by);
+        } else {
+            uint4 all[4];
+            load_value_quads<SHARED>(tile, by, all);
+            v = n == 0 ? all[0] : n == 1 ? all[1] : n == 2 ? all[2] : all[3];
+        }
     } else {
-        const u32 *from = (const u32 *) (tile + n * 512) + lane;
-        v = make_uint4(__ldg(from), __ldg(from + 32), __ldg(from + 64), __ldg(from + 96));
+        u32 scale = load_once<SHARED>((const u16 *) scales + row);
+        scale |= scale << 16;
+        if constexpr (KvFormat<false>::BITS == 8) v = load_bytes<SHARED>(tile + row * 32);
+        else v = load_key_quads<SHARED>(tile, row);
+        v = multiply_fragment(v, make_uint4(scale, scale, scale, scale));
     }
     return v;
+}
+// The fragments of all columns of a tile of values.
+template <bool SHARED>
+DEVICE void load_value_tile(const u8 *tile, const u8 *scales, uint4 (&v)[4]) {
+    if constexpr (VALUES_ARE_QUADS) {
+        load_value_quads<SHARED>(tile, load_once<SHARED>((const uint4 *) scales + (threadIdx.x & 3)), v);
+    } else {
+#pragma unroll
+        for (int n = 0; n < 4; n++) v[n] = load_fragment<true, SHARED>(tile, scales, n);
+    }
 }
 
 // Loads tiles of queries to shared memory, four loads at once.
@@ -342,17 +374,34 @@ DEVICE void clear(float (&v)[N][4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) v[n][i] = 0.0f;
 }
-// Fragments of a page in global memory: keys 8 n to 8 n + 7 by columns 32 b to 32 b + 31, and 8 columns of half the
-// values.
+// Fragments of a page in global memory: keys 8 n to 8 n + 7 by columns 32 b to 32 b + 31.
 DEVICE uint4 load_key(const u8 *page, int b, int n) {
     typedef KvFormat<false> F;
     return load_fragment<false, false>(page + F::tile_at(HEAD_DIM, b, n / 4), page + F::scales_of(HEAD_DIM, b, n / 4),
                                        n % 4);
 }
-DEVICE uint4 load_value(const u8 *page, int column, int half) {
+// The same of half a page's values, in columns from `first` on, 8 for each fragment number `from` to `to`.
+template <int COLUMNS, int N>
+DEVICE void load_values(const u8 *page, int first, int half, int from, int to, uint4 (&v)[N]) {
     typedef KvFormat<true> F;
-    return load_fragment<true, false>(page + F::tile_at(HEAD_DIM, column / 32, half),
-                                      page + F::scales_of(HEAD_DIM, column / 32, half), column % 32 / 8);
+    auto tile = [&](int column) { return page + F::tile_at(HEAD_DIM, column / 32, half); };
+    auto scales = [&](int column) { return page + F::scales_of(HEAD_DIM, column / 32, half); };
+    if constexpr (VALUES_ARE_QUADS && COLUMNS % 32 == 0 && N % 4 == 0) {
+#pragma unroll
+        for (int n = from; n < to; n += 4) {
+            uint4 of[4];
+            load_value_quads<false>(tile(first + n * 8),
+                                    __ldg((const uint4 *) scales(first + n * 8) + (threadIdx.x & 3)), of);
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[n + i] = of[i];
+        }
+    } else {
+#pragma unroll
+        for (int n = from; n < to; n++) {
+            const u32 column = first + n * 8;
+            v[n] = load_fragment<true, false>(tile(column), scales(column), column % 32 / 8);
+        }
+    }
 }
 // Prefetches a page's keys and values into L2; what another kernel appends meanwhile is read from the same cache.
 DEVICE void prefetch_page(const AttentionArgs &a, u32 page, int kv_head) {
@@ -476,14 +525,14 @@ DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, 
             for (int n = 0; n < N; n++) k[i][n] = load_key(keys, b + i, N * warp + n);
     };
     // Columns `from` to `to` of the groups that a warp takes at a time.
-    auto load_values = [&](int c, int from, int to) {
+    auto load_values_of = [&](int c, int from, int to) {
 #pragma unroll
-        for (int b = 0; b < 2; b++)
-#pragma unroll
-            for (int n = from; n < to; n++) v[b][n] = load_value(values, warp * Of::COLUMNS + (c + n) * 8, b);
+        for (int b = 0; b < 2; b++) load_values<Of::COLUMNS>(values, warp * Of::COLUMNS + c * 8, b, from, to, v[b]);
     };
     load_keys(0);
-    load_values(0, 0, GROUP / 2);
+    // What has to be unpacked would wait in more registers than it comes in.
+    constexpr int EARLY = VALUES_ARE_QUADS ? 0 : GROUP / 2;
+    load_values_of(0, 0, EARLY);
     load();
     __syncthreads(); // the queries are there, and nobody reads the scores before
     float mine[N][4];
@@ -494,14 +543,14 @@ DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, 
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) mma_scores(mine, queries + (b + i) * TILE_QUERIES * 32 + g * 32 + 8 * t, k[i]);
     }
-    load_values(0, GROUP / 2, GROUP);
+    load_values_of(0, EARLY, GROUP);
     Of::put(a, own, mine, at, scores);
     __syncthreads();
     const PageSoftmax p = Of::get(scores);
     out.unit(at * PAGE_ROWS, p.max, p.sum);
 #pragma unroll 1
     for (int c = 0; c < Of::COLUMN_GROUPS; c += GROUP) {
-        if (c > 0) load_values(c, 0, GROUP);
+        if (c > 0) load_values_of(c, 0, GROUP);
         float o[GROUP][4];
         clear(o);
 #pragma unroll
@@ -557,10 +606,8 @@ DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 uint4 v[Of::GROUP];
-#pragma unroll
-                for (int n = 0; n < Of::GROUP; n++)
-                    v[n] = load_value(values + (u64) page * a.kv_heads * VALUE_BYTES,
-                                      warp * Of::COLUMNS + (c + n) * 8, b);
+                load_values<Of::COLUMNS>(values + (u64) page * a.kv_heads * VALUE_BYTES, warp * Of::COLUMNS + c * 8, b,
+                                         0, Of::GROUP, v);
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     mma_values(o, rescale_fragment(p[i][2 * b + j], first.rescales[i], second.rescales[i]), v, j);
@@ -718,8 +765,7 @@ struct WarpPipeline {
             copy(at + i, from.first + i);
             copy(at + from.tile_bytes + i, from.second + i);
         }
-        if (there && 16 * lane < from.scale_bytes)
-            copy(at + 2 * from.tile_bytes + 16 * lane, from.scales + 16 * lane);
+        if (there && 16 * lane < from.scale_bytes) copy(at + 2 * from.tile_bytes + 16 * lane, from.scales + 16 * lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
     }
@@ -805,13 +851,14 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                             : a.values + of_head * kv_page_bytes<true>(HEAD_DIM);
         const u8 *first = of + (keys ? K::tile_at(HEAD_DIM, block, half) : V::tile_at(HEAD_DIM, block, 0));
         // Keys of two blocks have the scales of both, or one in common.
-        constexpr u32 KEY_SCALES = !K::IS_PACKED ? 0 : K::SCALE_COLUMNS == 32 ? 128 : 64,
+        constexpr u32 KEY_SCALES = !K::IS_PACKED            ? 0
+                                   : K::SCALE_COLUMNS == 32 ? 128
+                                                            : 64,
                       VALUE_SCALES = V::IS_PACKED ? 128 : 0;
-        stages.produce(
-            slot, page != NO_PAGE,
-            {first, first + (keys ? 2 * K::TILE_BYTES : HEAD_DIM / 32 * V::TILE_BYTES),
-             of + (keys ? K::scales_of(HEAD_DIM, block, half) : V::scales_of(HEAD_DIM, block, 0)),
-             (u32) (keys ? K::TILE_BYTES : V::TILE_BYTES), keys ? KEY_SCALES : VALUE_SCALES});
+        stages.produce(slot, page != NO_PAGE,
+                       {first, first + (keys ? 2 * K::TILE_BYTES : HEAD_DIM / 32 * V::TILE_BYTES),
+                        of + (keys ? K::scales_of(HEAD_DIM, block, half) : V::scales_of(HEAD_DIM, block, 0)),
+                        (u32) (keys ? K::TILE_BYTES : V::TILE_BYTES), keys ? KEY_SCALES : VALUE_SCALES});
     };
     // All lanes have read stage `i`: its place is free.
     auto release = [&](int i) {
@@ -945,13 +992,10 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                 if (there) {
                     uint4 v[2][4];
 #pragma unroll
-                    for (int b = 0; b < 2; b++)
-#pragma unroll
-                        for (int n = 0; n < 4; n++) {
-                            typedef KvFormat<true> F;
-                            const u8 *scales = values + 2 * F::TILE_BYTES + b * 64;
-                            v[b][n] = load_fragment<true, true>(values + b * F::TILE_BYTES, scales, n);
-                        }
+                    for (int b = 0; b < 2; b++) {
+                        constexpr int BYTES = KvFormat<true>::TILE_BYTES;
+                        load_value_tile<true>(values + b * BYTES, values + 2 * BYTES + b * 64, v[b]);
+                    }
 #pragma unroll
                     for (int m = 0; m < M; m++)
 #pragma unroll

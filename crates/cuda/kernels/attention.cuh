@@ -1,14 +1,14 @@
 // The paged KV cache as attention reads it, and what its kernels share: visible keys, online softmax, tiles of queries.
 // common.cuh, kv_format.cuh, which names formats, and mbarrier.cuh go before this.
 //
-// TENSOR_CORES: keys and values of at most 16 bits, HEAD_DIM columns a head, a multiple of 32. The first HEAD_COLUMNS of
-// these are the head's own, the others zeros that no tensor has.
+// TENSOR_CORES: keys and values of at most 16 bits, HEAD_DIM columns a head, a multiple of 32. The first HEAD_COLUMNS
+// of these are the head's own, the others zeros that no tensor has.
 //
 // Layout. Pages of keys or values, [page, kv head], in packed formats as kv_format.cuh has them. In others rows of
 // elements, [PAGE_ROWS, e], or, with TENSOR_CORES, tiles of 32 keys by 32 columns that tensor cores take as they lie.
-// Keys: [e / 32, 2] tiles whose rows are keys. Values: [2, e / 32] tiles whose rows are columns. A tile is [4, 4, 8, 8]:
-// 8 x 8 matrices, each contiguous (ldmatrix), in f16. bf16 values are rounded to bf16 and kept in f16 as far as that
-// goes (65504, and multiples of 2^-24). No stored value is infinite or NaN: keys that a row does not see have
+// Keys: [e / 32, 2] tiles whose rows are keys. Values: [2, e / 32] tiles whose rows are columns. A tile is [4, 4, 8,
+// 8]: 8 x 8 matrices, each contiguous (ldmatrix), in f16. bf16 values are rounded to bf16 and kept in f16 as far as
+// that goes (65504, and multiples of 2^-24). No stored value is infinite or NaN: keys that a row does not see have
 // probability 0, and tensor cores multiply by that too.
 //
 // Order of sums (split-KV). A row's keys are cut into units aligned to row 0 of the cache: pages up to key

@@ -18,7 +18,7 @@
 #define SHARED_BY (HEAD_DIM / 256)      // warpgroups that share queries
 #define BLOCK_QUERIES (128 / SHARED_BY) // queries
 #define STAGE_BYTES 16384
-#define PAGE_BYTES (HEAD_DIM * PAGE_ROWS * 2) // of a head's keys, and of its values
+#define PAGE_BYTES (HEAD_DIM * PAGE_ROWS * 2)      // of a head's keys, and of its values
 #define QUERY_BYTES (BLOCK_QUERIES * HEAD_DIM * 2) // [BLOCK / 8, HEAD / 8, 8, 8]
 #define PROBABILITY_BYTES                                                                                              \
     (BLOCK_QUERIES * SPLIT_KEYS * 2)      // [BLOCK / 16, 4, 4, 32, 8] of tiles, pages, 16 keys and lanes

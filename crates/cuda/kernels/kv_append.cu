@@ -86,8 +86,9 @@ DEVICE void store_rotated(u8 *page, int e, int key, int column, const float *x) 
         for (int k = 0; k < N; k++) v[k] = x[first + 32 * k + lane];
         store_group<VALUE>(page, e, key, first, v);
     };
-    float large[4], small[2];
-    if (group_columns(first, e, GROUP) == 128) store(large);
+    float large[GROUP / 32], small[2];
+    constexpr bool ALL_LARGE = GROUP == 128 && TENSOR_CORES && HEAD_DIM % 128 == 0;
+    if (ALL_LARGE || group_columns(first, e, GROUP) == 128) store(large);
     else store(small);
 }
 // Stores column `c` of the key or value of cache row `index` in its page of a head, in formats without rotation. A warp
@@ -189,8 +190,7 @@ KERNEL __launch_bounds__(256) norm_rope_append(HeadJobs a) {
     __syncthreads();
     for (int c = threadIdx.x; c < e; c += blockDim.x) {
         if constexpr (KEY_ROTATION > 0)
-            if (kind & 4)
-                store_rotated<false>(a.keys + to * kv_page_bytes<false>(e), e, index % PAGE_ROWS, c, turned);
+            if (kind & 4) store_rotated<false>(a.keys + to * kv_page_bytes<false>(e), e, index % PAGE_ROWS, c, turned);
         if constexpr (VALUE_ROTATION > 0)
             if (kind & 8) store_rotated<true>(a.values + to * kv_page_bytes<true>(e), e, index % PAGE_ROWS, c, turned);
     }

@@ -27,8 +27,8 @@ DEVICE void rotate_part(const float *x, float *y, const Activations &h, u32 row,
     }
 }
 // A warp for each of `parts` groups; groups have `group` columns, the last of a head perhaps half of that.
-KERNEL __launch_bounds__(128) rotate_heads(const float *x, float *y, Activations h, int heads, int head_dim, int group,
-                                           int undo, u64 parts) {
+KERNEL __launch_bounds__(128)
+    rotate_heads(const float *x, float *y, Activations h, int heads, int head_dim, int group, int undo, u64 parts) {
     pdl_sync();
     const u64 part = (u64) blockIdx.x * 4 + (threadIdx.x >> 5);
     if (part >= parts) return;
