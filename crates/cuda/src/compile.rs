@@ -23,6 +23,10 @@ const HEADERS: &[(&str, &str)] = &[
     ("kv_format.cuh", include_str!("../kernels/kv_format.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     (
+        "kv_fragment.cuh",
+        include_str!("../kernels/kv_fragment.cuh"),
+    ),
+    (
         "weight_tile.cuh",
         include_str!("../kernels/weight_tile.cuh"),
     ),
@@ -66,7 +70,7 @@ fn headers(file: &str) -> &'static [&'static str] {
             "attention",
         ],
         "kv_rotate" => &["hadamard"],
-        "attention" => &["math", "mbarrier", "kv_format", "attention"],
+        "attention" => &["math", "mbarrier", "kv_format", "attention", "kv_fragment"],
         ATTENTION_WGMMA => &["mbarrier", "kv_format", "attention", "wgmma"],
         _ => &[],
     }
