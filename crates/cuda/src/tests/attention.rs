@@ -1,9 +1,10 @@
 //! Keys, values and attention.
 
 use super::{PRODUCT, SUM, close, gpu, noise};
-use crate::Cuda;
+use crate::{Cuda, DryRun};
 use backend::{
-    Attention, Backend, Batch, BatchSeq, KvFormat, KvSpec, Record, Reference, Row, Store, Tensor,
+    Attention, Backend, Batch, BatchSeq, KvFormat, KvSpec, PAGE_ROWS, Record, Reference, Row,
+    Store, Tensor,
 };
 use quant::{KvLayout, KvRowFormat, Scalar};
 
@@ -154,6 +155,50 @@ pub(super) const PAIRS: [&str; 16] = [
     "rot-q8_0,rot-q4_0",
     "rot-q5_0,turbo2",
 ];
+
+/// Needs no GPU, and so no name by which the tests of one are chosen.
+#[test]
+fn every_pair_is_launched_and_saved_in_the_bytes_of_its_formats() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    let is_rotated = |format: &KvRowFormat| usize::from(format.rotation.is_some());
+    for k in quant::KV_FORMATS {
+        for v in quant::KV_FORMATS {
+            let format = KvFormat { k, v };
+            assert!(cuda.capabilities().kv.contains(format));
+            let case = AttentionCase {
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 256,
+                window: None,
+            };
+            // Few rows, and more than are split.
+            for rows in [5, 100] {
+                cuda.take_launches();
+                let _y = case.run(&cuda, 0, rows, format);
+                let launches = cuda.take_launches();
+                let rotations = launches.iter().filter(|line| line.contains("rotate_heads"));
+                let want = is_rotated(k) + is_rotated(v);
+                assert_eq!(rotations.count(), want, "{format}: {launches:?}");
+                let is_wgmma = launches.iter().any(|line| line.contains("attention_wgmma"));
+                let may = rows > 64 && f16_like(k) && f16_like(v);
+                assert_eq!(is_wgmma, may, "{format}: {launches:?}");
+            }
+            let kv = cuda.kv(KvSpec {
+                pages: 3,
+                heads: 2,
+                head_dim: 256,
+                format,
+            });
+            let bytes = PAGE_ROWS * 2 * (k.row_bytes(256) + v.row_bytes(256));
+            assert_eq!(cuda.kv_save(&kv, 1).len(), bytes, "a page in {format}");
+        }
+    }
+}
+
+/// Whether tensor cores take rows in `format` as they are stored.
+fn f16_like(format: &KvRowFormat) -> bool {
+    matches!(format.layout, KvLayout::Plain(Scalar::F16 | Scalar::Bf16))
+}
 
 /// Values as they are stored: a row that sees nothing but its own key takes its value as it is.
 #[test]
