@@ -3,7 +3,7 @@
 use super::attention::{AttentionCase, format_of};
 use super::delta::delta_steps;
 use super::experts::mixture;
-use super::{PRODUCT, close, gpu, noise};
+use super::{PRODUCT, close, compile_ahead, gpu, noise};
 use crate::EQUAL_OPS;
 use backend::{Backend, Record, Reference, conformance};
 use quant::Scalar;
@@ -22,6 +22,10 @@ fn gpu_ops_without_long_sums_have_the_bits_of_the_reference() {
 #[test]
 fn gpu_rows_do_not_depend_on_their_company() {
     let Some(cuda) = gpu() else { return };
+    // Cases that need not look at what comes out.
+    let ahead = conformance::INVARIANCE_CASES.iter();
+    let ahead = ahead.filter(|(name, _)| ["attend", "matmul", "moe"].contains(name));
+    compile_ahead(&cuda, |dry| ahead.clone().for_each(|(_, case)| case(dry)));
     conformance::check_row_invariance(&cuda);
 }
 
