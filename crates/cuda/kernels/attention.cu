@@ -1,5 +1,6 @@
 // Attention over the paged KV cache, for every architecture: decoding and prompts, in f32 and on tensor cores
-// (mma.sync), and the merge of split-KV partial results. attention.cuh says how sums go, and goes before this.
+// (mma.sync), and the merge of split-KV partial results. attention.cuh, which says how sums go, and kv_fragment.cuh go
+// before this. Queries of rotated keys come rotated, and outputs of rotated values leave so (kv_rotate.cu).
 //
 //   global               shared                          registers
 //   q -- f16 ----------> [query tiles] ----------------> A +

@@ -139,7 +139,7 @@ fn gpu_fused_heads_are_stored_with_the_bits_of_their_parts() {
             frequencies: noise(6, head_dim / 2),
             axes: Vec::new(),
         };
-        let n = 70;
+        let (n, table) = (70, 0..2);
         let x = |seed, heads: usize| {
             let cols = heads * head_dim;
             cuda.upload(n, cols, &noise(seed, n * cols))
@@ -153,7 +153,7 @@ fn gpu_fused_heads_are_stored_with_the_bits_of_their_parts() {
                 is_new: true,
                 kept: 0,
                 certain: n,
-                tables: vec![0..2],
+                tables: vec![table],
             }],
             tables: vec![1, 0],
             ..Batch::default()
