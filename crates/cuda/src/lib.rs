@@ -27,6 +27,7 @@ mod dry;
 mod elementwise;
 mod gemm;
 mod gpu;
+mod kv;
 mod launch;
 mod machine;
 mod matmul;
@@ -301,7 +302,7 @@ impl Backend for Cuda {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kv: attention::formats(),
+            kv: kv::formats(),
             prompt_rows: 1024,
             masks: true,
             edits: true,
@@ -332,7 +333,7 @@ impl Store for Cuda {
     }
 
     fn kv(&self, spec: KvSpec) -> Kv {
-        attention::kv(self, spec)
+        kv::kv(self, spec)
     }
 
     fn delta(&self, spec: DeltaSpec) -> Delta {
@@ -340,15 +341,15 @@ impl Store for Cuda {
     }
 
     fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
-        attention::copy(self, kv, from, to);
+        kv::copy(self, kv, from, to);
     }
 
     fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8> {
-        attention::save(self, kv, page)
+        kv::save(self, kv, page)
     }
 
     fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
-        attention::load(self, kv, page, bytes)
+        kv::load(self, kv, page, bytes)
     }
 
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
