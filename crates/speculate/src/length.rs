@@ -149,7 +149,7 @@ impl Lengths {
     /// ([`Lengths::worth`]).
     fn kept(&self, stream: &LengthInput<'_>, guesser: Guesser, position: usize) -> f64 {
         match guesser {
-            Guesser::Head(head) if !stream.is_fixed() => self.kept[head].chance(position, 1.0),
+            Guesser::Head(head) if stream.may_be_cut => self.kept[head].chance(position, 1.0),
             _ => 1.0,
         }
     }
@@ -185,6 +185,7 @@ impl Lengths {
             }
         }
         self.try_others(streams, plain, &grows, &mut best);
+        level(streams, &mut best);
         best
     }
 
@@ -430,6 +431,33 @@ impl Lengths {
         };
         let prior = all.prior(position, first).clamp(least, MOST_PRIOR);
         own.chance(position, prior)
+    }
+}
+
+/// Lengths that the drafts of a batch are made of, where they are cut afterwards.
+const LEVELS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+
+/// Gives the drafts that one head makes for several streams one length, where they may be cut afterwards: the head takes
+/// hardly longer for them, which guesses are worth a row shows better once they are made, and a device that records
+/// steps has fewer kinds of them.
+fn level(streams: &[LengthInput<'_>], plans: &mut [Plan]) {
+    for head in (0..MAX_HEADS).map(Guesser::Head) {
+        let of_head = |(i, plan): (usize, &Plan)| {
+            let is_one = plan.guesser == head && plan.tokens > 0 && streams[i].may_be_cut;
+            is_one.then_some(i)
+        };
+        let all: Vec<usize> = plans.iter().enumerate().filter_map(of_head).collect();
+        if all.len() < 2 {
+            continue;
+        }
+        let longest = all.iter().map(|&i| plans[i].tokens).max().unwrap_or(0);
+        let longest = LEVELS
+            .into_iter()
+            .find(|&n| n >= longest)
+            .unwrap_or(longest);
+        for i in all {
+            plans[i].tokens = longest.min(streams[i].most(head));
+        }
     }
 }
 

@@ -363,7 +363,9 @@ impl Speculator {
                 stats.count_forced(n_forced, n_forced_accepted);
                 let n_own = rows.n_drafted - n_forced;
                 stats.count_guesses(*guesser, n_own, n_accepted - n_forced_accepted);
-                self.lengths.verified(ledger, *guesser, n_tested, n_right);
+                // A token that was cut off was not accepted, right or not: drafts are as long as pays with cuts.
+                let n_stayed = n_accepted.min(n_right);
+                self.lengths.verified(ledger, *guesser, n_tested, n_stayed);
                 if let Guesser::Head(head) = *guesser {
                     let tested = &confidences[..n_tested.min(confidences.len())];
                     self.lengths.was_sure(ledger, head, tested, n_right);

@@ -415,6 +415,7 @@ impl Stream {
             tokens: tokens.len(),
         });
         let input = LengthInput {
+            may_be_cut: self.may_be_cut(),
             heads: self.guessers.among(n_heads),
             copy,
             pinned: self.pinned,

@@ -84,6 +84,7 @@ mod tests {
     fn input(ledger: &Ledger) -> DraftInput<'_> {
         DraftInput {
             input: LengthInput {
+                may_be_cut: false,
                 ledger,
                 wish: DraftLength::UpTo(3),
                 room: 16,

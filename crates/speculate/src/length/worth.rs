@@ -15,7 +15,7 @@ const N_CLASSES: usize = 13;
 
 /// How many times as long a step is taken to last whose kind is not recorded. The first two take twice as long and more;
 /// part of that is worth it for those that follow.
-const RECORDING: f64 = 1.5;
+const RECORDING: f64 = 1.25;
 
 /// A draft that was made and not verified yet.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +188,7 @@ mod tests {
     fn draft<'a>(ledger: &'a Ledger, given: usize, confidences: &'a [f32]) -> Drafted<'a> {
         Drafted {
             input: LengthInput {
+                may_be_cut: true,
                 ledger,
                 wish: DraftLength::UpTo(8),
                 room: 16,
@@ -253,6 +254,34 @@ mod tests {
         let mut other = Ledger::default();
         (0..40).for_each(|_| lengths.was_sure(&mut other, 0, &boast, 4));
         assert_eq!(worth(&lengths, &other), 4);
+    }
+
+    #[test]
+    fn drafts_of_a_batch_are_made_of_one_length() {
+        let mut lengths = timed();
+        let (mut often, mut seldom) = (Ledger::default(), Ledger::default());
+        for _ in 0..40 {
+            lengths.verified(&mut often, Guesser::HEAD, 8, 5);
+            lengths.verified(&mut seldom, Guesser::HEAD, 8, 1);
+        }
+        let input = |ledger, may_be_cut, room| LengthInput {
+            may_be_cut,
+            room,
+            ..draft(ledger, 0, &[]).input
+        };
+        let plans = |may_be_cut, room| {
+            let streams = [
+                input(&often, may_be_cut, 16),
+                input(&seldom, may_be_cut, room),
+            ];
+            let plans = lengths.choose(&streams);
+            [plans[0].tokens, plans[1].tokens]
+        };
+        let [long, short] = plans(false, 16);
+        assert!(short > 0 && short < long, "{short}, {long}");
+        let [first, second] = plans(true, 16);
+        assert!(first == second && first >= long, "{first}, {second}");
+        assert_eq!(plans(true, 2)[1], 2, "no longer than there is room");
     }
 
     #[test]
