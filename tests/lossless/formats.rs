@@ -9,7 +9,7 @@ use crate::long::assert_lossless_over_splits;
 use crate::samplings;
 use crate::subjects::{Draft, TRAINED, greedy_prompts};
 use crate::writing::{Setup, assert_same, backend, pair, write};
-use backend::KvFormat;
+use cache::KvPlan;
 use cpu::Isa;
 use speculate::DraftLength::{Fixed, UpTo};
 
@@ -26,7 +26,7 @@ const PAIRS: [[&str; 2]; 8] = [
 ];
 
 /// Two for tests that take formats in turn.
-fn two() -> [KvFormat; 2] {
+fn two() -> [KvPlan; 2] {
     [pair(["turbo4", "turbo3"]), pair(["rot-q4_0", "turbo2"])]
 }
 

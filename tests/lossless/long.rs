@@ -6,7 +6,8 @@
 use crate::samplings;
 use crate::subjects::{Draft, Subject, vocab};
 use crate::writing::{Setup, assert_same, compressed, write};
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use speculate::DraftLength::{Fixed, UpTo};
 use std::sync::Arc;
 use suites::Rng;
@@ -28,13 +29,13 @@ fn prompts(vocab: u32, seed: u64) -> Vec<Vec<u32>> {
 }
 
 /// The formats of a seeded subject: codes where its heads are no smaller than a block of them.
-pub(crate) fn formats(subject: Subject, backend: &Arc<dyn Backend>) -> [KvFormat; 2] {
+pub(crate) fn formats(subject: Subject, backend: &Arc<dyn Backend>) -> [KvPlan; 2] {
     let codes = subject.target.contains("qwen") && !backend.name().contains("NVIDIA");
     let second = match codes {
         true => compressed(),
-        false => KvFormat::both(&quant::kv::F32),
+        false => KvPlan::both(&quant::kv::F32),
     };
-    [KvFormat::both(&quant::kv::BF16), second]
+    [KvPlan::both(&quant::kv::BF16), second]
 }
 
 /// Asserts that `subject` writes the same on `backend` after long prompts with every
@@ -43,7 +44,7 @@ pub(crate) fn formats(subject: Subject, backend: &Arc<dyn Backend>) -> [KvFormat
 pub(crate) fn assert_lossless_over_splits(
     s: usize,
     subject: Subject,
-    formats: &[KvFormat],
+    formats: &[KvPlan],
     backend: &Arc<dyn Backend>,
 ) {
     let prompts = prompts(vocab(subject), s as u64);
@@ -51,7 +52,7 @@ pub(crate) fn assert_lossless_over_splits(
     for &kv_format in formats {
         // Heads of seeded EAGLE-3 heads are smaller than a block of codes.
         let is_seeded = !subject.target.starts_with("models/");
-        let is_misfit = is_seeded && kv_format.k.block > 1;
+        let is_misfit = is_seeded && kv_format.base.k.block > 1;
         let setup = |draft, length, chunk, width| Setup {
             draft,
             length,

@@ -4,7 +4,7 @@ use crate::constrained::Pattern;
 use crate::subjects::{Draft, Subject};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
-use cache::{KeptSize, Memory, MemorySize};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{
     BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target,
@@ -26,7 +26,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) length: DraftLength,
     pub(crate) chunk: usize,
     pub(crate) width: usize,
-    pub(crate) kv_format: KvFormat,
+    pub(crate) kv_format: KvPlan,
     /// Rows that a sequence has room for.
     pub(crate) context: usize,
     /// Whether its own head scores a part of the vocabulary, as long as that will do.
@@ -47,7 +47,7 @@ impl<'a> Setup<'a> {
             length: DraftLength::Fixed(0),
             chunk: 512,
             width: 8,
-            kv_format: KvFormat::both(&quant::kv::BF16),
+            kv_format: KvPlan::both(&quant::kv::BF16),
             context: CONTEXT,
             shortlist: false,
             mapped: false,
@@ -457,18 +457,18 @@ pub(crate) fn oracle(truth: &[Text], spoil: usize) -> Box<dyn Drafter> {
 }
 
 /// Keys in one format and values in another.
-pub(crate) fn pair(names: [&str; 2]) -> KvFormat {
+pub(crate) fn pair(names: [&str; 2]) -> KvPlan {
     let [k, v] = names.map(|name| quant::kv_format(name).unwrap());
-    KvFormat { k, v }
+    KvFormat { k, v }.into()
 }
 
 /// Values in `format`, a rotated one, and keys in codes.
-pub(crate) fn rotated(format: &str) -> KvFormat {
+pub(crate) fn rotated(format: &str) -> KvPlan {
     pair(["q8_0", format])
 }
 
 /// Keys and values in codes.
-pub(crate) fn compressed() -> KvFormat {
+pub(crate) fn compressed() -> KvPlan {
     pair(["q8_0", "q4_0"])
 }
 

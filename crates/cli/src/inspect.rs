@@ -9,7 +9,7 @@ use crate::model::{amount, bytes};
 use crate::report::{Report, list, number};
 use crate::{machine, model, progress, resolve};
 use anyhow::{Result, anyhow, bail};
-use engine::{CostOf, CostPoint, Model, RequestBytes, Source, Text};
+use engine::{CostOf, CostPoint, KvLayersInfo, Model, RequestBytes, Source, Text};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
@@ -562,6 +562,9 @@ fn report_model(model: &Value, out: &mut Report) {
 /// The memory of one request by context, for people.
 fn report_memory(record: &Value, out: &mut Report) {
     let model = &record["model"];
+    let layers: Vec<KvLayersInfo> =
+        serde_json::from_value(model["kv_layers"].clone()).unwrap_or_default();
+    let layers = model::kv_layers(&layers);
     for (i, row) in list(&record["memory"]).iter().enumerate() {
         let label = if i == 0 { "memory" } else { "" };
         let mark = if row["context"] == model["context"] {
@@ -581,7 +584,7 @@ fn report_memory(record: &Value, out: &mut Report) {
         out.line(
             label,
             format_args!(
-                "{:>7} tokens {:>9}{of_drafter} as {}, {} a token, {} with weights{fits}{mark}",
+                "{:>7} tokens {:>9}{of_drafter} as {}{layers}, {} a token, {} with weights{fits}{mark}",
                 number(&row["context"]),
                 bytes(number(&row["bytes"])),
                 text(&model["kv_format"]),

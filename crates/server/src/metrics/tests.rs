@@ -11,6 +11,7 @@ fn page(metrics: Metrics, http: &Http, name: &str, positions: usize) -> String {
         counters: Arc::default(),
         positions,
         drafters: Vec::new(),
+        kv: None,
     };
     render(&[source], http)
 }
@@ -24,6 +25,7 @@ fn several_models_share_each_series() {
         counters: Arc::default(),
         positions: 0,
         drafters: Vec::new(),
+        kv: None,
     };
     let http = Http::new(2);
     http.count(Some(1), "/v1/x", 200);
@@ -140,6 +142,7 @@ fn drafters_have_samples_before_they_guess() {
         counters: Arc::default(),
         positions: 3,
         drafters,
+        kv: None,
     };
     let page = render(&[source(vec!["mtp", "ngram"])], &Http::new(1));
     for name in ["rounds", "draft_tokens", "accepted_tokens"] {
