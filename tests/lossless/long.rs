@@ -62,7 +62,7 @@ pub(crate) fn assert_lossless_over_splits(
             context: CONTEXT,
             ..Setup::plain(subject, backend)
         };
-        let plain = setup(Draft::None, Fixed(0), 2048, 1);
+        let plain = setup(Draft::None, Fixed(0), CONTEXT, 1);
         let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
         let cells = [
             (Draft::Head, Fixed(3), 512, 3),
@@ -85,5 +85,35 @@ pub(crate) fn assert_lossless_over_splits(
             assert_same(&setup, what, &got, &want);
             assert!(got.drafted > 0, "{} {draft:?} has drafted", subject.target);
         }
+    }
+}
+
+/// Asserts that `subject` writes the same on `backend` after a prompt of more than 4,096 tokens with its head and with
+/// drafts that are wrong in every fourth place, as by plain decoding, with keys and values by `kv_format`.
+pub(crate) fn assert_lossless_past_4k(
+    subject: Subject,
+    kv_format: KvPlan,
+    backend: &Arc<dyn Backend>,
+) {
+    let (n, mut rng) = (vocab(subject), Rng(7));
+    let prompt: Vec<u32> = (0..4150).map(|_| 8 + rng.below(n - 16)).collect();
+    let (what, sampling) = &samplings()[1];
+    let setup = |draft, length, chunk| Setup {
+        draft,
+        length,
+        chunk,
+        width: 1,
+        kv_format,
+        context: 4400,
+        ..Setup::plain(subject, backend)
+    };
+    let plain = setup(Draft::None, Fixed(0), 512);
+    let prompts = [prompt];
+    let want = write(&plain, &prompts, 0, sampling, &[]).texts;
+    for (draft, length, chunk) in [(Draft::Head, Fixed(3), 512), (Draft::Oracle, UpTo(8), 256)] {
+        let setup = setup(draft, length, chunk);
+        let got = write(&setup, &prompts, 0, sampling, &want);
+        assert_same(&setup, what, &got, &want);
+        assert!(got.drafted > 0, "{} {draft:?} has drafted", subject.target);
     }
 }

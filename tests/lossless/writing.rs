@@ -1,7 +1,7 @@
 //! One cell of the grid: what a model writes in it, with every page given back.
 
 use crate::constrained::Pattern;
-use crate::subjects::{Draft, Subject};
+use crate::subjects::{Draft, Subject, TRAINED};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
@@ -460,6 +460,35 @@ pub(crate) fn oracle(truth: &[Text], spoil: usize) -> Box<dyn Drafter> {
 pub(crate) fn pair(names: [&str; 2]) -> KvPlan {
     let [k, v] = names.map(|name| quant::kv_format(name).unwrap());
     KvFormat { k, v }.into()
+}
+
+/// A plan as users write it.
+pub(crate) fn plan(text: &str) -> KvPlan {
+    KvPlan::parse(text, ',').unwrap()
+}
+
+/// Formats for tests that take them in turn, in cell number `i` of those of `subject`: whole numbers, and where heads
+/// are long enough compressed ones too, in one layer others than in the next, as far as the device keeps them.
+pub(crate) fn in_turn(subject: Subject, backend: &Arc<dyn Backend>, i: usize) -> KvPlan {
+    let kept = backend.capabilities().kv;
+    let is_kept = |plan: &KvPlan| {
+        let protect = plan.protect.map(|protect| protect.format);
+        let formats = [Some(plan.base), protect, plan.window];
+        formats.into_iter().flatten().all(|f| kept.contains(f))
+    };
+    let mut plans = vec!["bf16", "f32"];
+    if TRAINED
+        .iter()
+        .any(|trained| trained.target == subject.target)
+    {
+        plans.extend([
+            "turbo4,turbo3",
+            "q8_0,turbo4",
+            "turbo4,turbo3,protect=1,window=q8_0",
+        ]);
+    }
+    let plans: Vec<KvPlan> = plans.into_iter().map(plan).filter(is_kept).collect();
+    plans[i % plans.len()]
 }
 
 /// Values in `format`, a rotated one, and keys in codes.

@@ -562,9 +562,6 @@ fn report_model(model: &Value, out: &mut Report) {
 /// The memory of one request by context, for people.
 fn report_memory(record: &Value, out: &mut Report) {
     let model = &record["model"];
-    let layers: Vec<KvLayersInfo> =
-        serde_json::from_value(model["kv_layers"].clone()).unwrap_or_default();
-    let layers = model::kv_layers(&layers);
     for (i, row) in list(&record["memory"]).iter().enumerate() {
         let label = if i == 0 { "memory" } else { "" };
         let mark = if row["context"] == model["context"] {
@@ -584,7 +581,7 @@ fn report_memory(record: &Value, out: &mut Report) {
         out.line(
             label,
             format_args!(
-                "{:>7} tokens {:>9}{of_drafter} as {}{layers}, {} a token, {} with weights{fits}{mark}",
+                "{:>7} tokens {:>9}{of_drafter} as {}, {} a token, {} with weights{fits}{mark}",
                 number(&row["context"]),
                 bytes(number(&row["bytes"])),
                 text(&model["kv_format"]),
@@ -592,6 +589,11 @@ fn report_memory(record: &Value, out: &mut Report) {
                 bytes(number(&row["with_weights"])),
             ),
         );
+    }
+    let layers: Vec<KvLayersInfo> =
+        serde_json::from_value(model["kv_layers"].clone()).unwrap_or_default();
+    if let Some(layers) = model::kv_layers(&layers) {
+        out.line("kv layers", layers);
     }
 }
 

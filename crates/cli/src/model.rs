@@ -222,7 +222,7 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         info.context,
         bytes(info.memory_bytes as u64),
         info.kv_format,
-        kv_layers(&info.kv_layers),
+        kv_layers(&info.kv_layers).map_or_else(String::new, |layers| format!(" ({layers})")),
         bytes(info.kv_token_bytes as u64),
         drafters(info),
         info.drafter_reason,
@@ -230,8 +230,8 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
     )
 }
 
-/// Which layers have which formats, where they are not alike: ` (4 layers q8_0, 12 turbo4,turbo3)`.
-pub(crate) fn kv_layers(layers: &[KvLayersInfo]) -> String {
+/// Which layers have which formats, where they are not alike: `4 layers q8_0, 12 turbo4,turbo3`.
+pub(crate) fn kv_layers(layers: &[KvLayersInfo]) -> Option<String> {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for KvLayersInfo { format, layers, .. } in layers {
         match counts.iter_mut().find(|(alike, _)| alike == format) {
@@ -240,7 +240,7 @@ pub(crate) fn kv_layers(layers: &[KvLayersInfo]) -> String {
         }
     }
     if counts.len() < 2 {
-        return String::new();
+        return None;
     }
     let parts = counts.iter().enumerate().map(|(i, (format, n))| {
         let noun = match (i, n) {
@@ -250,7 +250,7 @@ pub(crate) fn kv_layers(layers: &[KvLayersInfo]) -> String {
         };
         format!("{n}{noun} {format}")
     });
-    format!(" ({})", parts.collect::<Vec<_>>().join(", "))
+    Some(parts.collect::<Vec<_>>().join(", "))
 }
 
 /// Who drafts, in words.

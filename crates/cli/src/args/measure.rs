@@ -6,7 +6,7 @@ use super::model::{LoadArgs, ModelArg};
 use super::values::{count, some};
 use crate::bench::BenchLength;
 use clap::Args;
-use engine::{Accept, DraftChoice};
+use engine::{Accept, DraftChoice, KvPlan};
 use std::path::PathBuf;
 
 /// `paceline bench`.
