@@ -19,8 +19,8 @@ use std::fmt;
 
 /// Names of plans, and what they stand for.
 pub const KV_PRESETS: &[(&str, &str)] = &[
-    ("turbo-safe", "q8_0,turbo4"),
-    ("turbo", "turbo4,turbo3,protect=auto,gqa=6"),
+    ("turbo-safe", "q8_0,turbo4,window=q8_0"),
+    ("turbo", "turbo4,turbo3,protect=auto,window=q8_0,gqa=6"),
 ];
 
 /// What protected layers have if nothing else is said.
@@ -242,18 +242,27 @@ mod tests {
 
     #[test]
     fn presets_are_plans_whose_rules_can_be_replaced() {
-        assert_eq!(read("turbo-safe"), "q8_0,turbo4");
-        assert_eq!(read("turbo"), "turbo4,turbo3,protect=auto,gqa=6");
+        assert_eq!(read("turbo-safe"), "q8_0,turbo4,window=q8_0");
+        assert_eq!(
+            read("turbo"),
+            "turbo4,turbo3,protect=auto,window=q8_0,gqa=6"
+        );
         for (name, meaning) in KV_PRESETS {
             assert_eq!(read(name), *meaning);
         }
-        assert_eq!(read("turbo,protect=off"), "turbo4,turbo3,gqa=6");
-        assert_eq!(read("turbo,gqa=off"), "turbo4,turbo3,protect=auto");
         assert_eq!(
-            read("turbo,window=q8_0,protect=3,gqa=4"),
-            "turbo4,turbo3,protect=3,window=q8_0,gqa=4"
+            read("turbo,protect=off,gqa=off"),
+            "turbo4,turbo3,window=q8_0"
         );
-        assert_eq!(read("turbo-safe,protect=2"), "q8_0,turbo4,protect=2");
+        assert_eq!(read("turbo,window=off"), "turbo4,turbo3,protect=auto,gqa=6");
+        assert_eq!(
+            read("turbo,window=rot-q8_0/turbo4,protect=3,gqa=4"),
+            "turbo4,turbo3,protect=3,window=rot-q8_0/turbo4,gqa=4"
+        );
+        assert_eq!(
+            read("turbo-safe,protect=2,window=off"),
+            "q8_0,turbo4,protect=2"
+        );
         let listed = KvPlan::parse("turbo+protect=1", '+').unwrap();
         assert_eq!(listed, KvPlan::parse("turbo,protect=1", ',').unwrap());
     }

@@ -28,10 +28,11 @@ fn inspect_tells_what_a_model_is() {
 fn layers_whose_keys_and_values_are_finer_are_shown() {
     let folder = folder("kv-layers");
     let args = |kv| ["inspect", "-c", "1k", WITH_ASSISTANT, "--kv", kv];
-    let record = |kv| -> Value {
-        let args = [&args(kv)[..], &["--json"]].concat();
+    let parse = |args: &[&str]| -> Value {
+        let args = [args, &["--json"]].concat();
         serde_json::from_str(&good(paceline(&folder, &args)).0).unwrap()
     };
+    let record = |kv| parse(&args(kv));
     let layers = |record: &Value| record["model"]["kv_layers"].clone();
     let coarse = record("turbo4,turbo3");
     let windowed = json!({"format": "turbo4,turbo3", "layers": 6, "window": 128});
@@ -46,13 +47,12 @@ fn layers_whose_keys_and_values_are_finer_are_shown() {
     let turbo = record("turbo");
     assert_eq!(
         turbo["model"]["kv_format"],
-        "turbo4,turbo3,protect=auto,gqa=6"
+        "turbo4,turbo3,protect=auto,window=q8_0,gqa=6"
     );
     assert_eq!(
         layers(&turbo),
         json!([
-            {"format": "q8_0", "layers": 3, "window": 128},
-            {"format": "turbo4,turbo3", "layers": 3, "window": 128},
+            {"format": "q8_0", "layers": 6, "window": 128},
             {"format": "q8_0,turbo3", "layers": 1, "window": null},
             {"format": "q8_0", "layers": 1, "window": null},
         ])
@@ -66,15 +66,19 @@ fn layers_whose_keys_and_values_are_finer_are_shown() {
     assert_eq!(turbo["model"]["kv_token_bytes"], 186 + 272);
     let (stdout, _) = good(paceline(&folder, &args("turbo")));
     for words in [
-        " as turbo4,turbo3,protect=auto,gqa=6, 458 B a token",
-        "4 layers q8_0, 3 turbo4,turbo3, 1 q8_0,turbo3",
+        " as turbo4,turbo3,protect=auto,window=q8_0,gqa=6, 458 B a token",
+        "7 layers q8_0, 1 q8_0,turbo3",
     ] {
-        assert!(
-            stdout.contains(words),
-            "{words}
-{stdout}"
-        );
+        assert!(stdout.contains(words), "{words}\n{stdout}");
     }
+
+    // Two layers of four read what the others keep, so that both are at an end.
+    let sharing = models().join("tiny-gemma4-e");
+    let sharing = sharing.to_str().unwrap();
+    let sharing = parse(&["inspect", sharing, "--kv", "turbo4,turbo3,protect=1"]);
+    let windowed = json!({"format": "q8_0", "layers": 1, "window": 128});
+    let full = json!({"format": "q8_0", "layers": 1, "window": null});
+    assert_eq!(layers(&sharing), json!([windowed, full]));
 }
 
 #[test]
