@@ -226,7 +226,7 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
                 Draft::Oracle,
             ] {
                 let is_small = matches!(draft, Draft::Eagle3 | Draft::Block);
-                let missing = subject.lacks(draft) || is_small && kv.k == other && codes;
+                let missing = subject.lacks(draft) || is_small && kv.base.k == other && codes;
                 if missing {
                     continue;
                 }
