@@ -2,10 +2,10 @@
 //! them say it (`tests/golden/caption.py`): files, resizing, which frames are looked at, prompts, towers and
 //! text models, all at once.
 
+use cache::KvPlan;
 use std::io::Cursor;
 use std::sync::Arc;
 
-use backend::KvFormat;
 use cpu::{Activations, Cpu, CpuOptions};
 use engine::{
     ClipOptions, ClipSource, DraftChoice, Engine, EngineOptions, LoadOptions, MediaItem,
@@ -24,7 +24,7 @@ fn start(model: &str, draft: DraftChoice, activations: Activations) -> Engine {
             reason: "a test".into(),
         },
         context: Some(1024),
-        kv_format: KvFormat::both(&quant::kv::F32),
+        kv_format: KvPlan::both(&quant::kv::F32),
         ..LoadOptions::default()
     };
     // Two tests run at once.

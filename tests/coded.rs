@@ -63,7 +63,7 @@ fn greedy(b: &dyn Backend, checkpoint: &Checkpoint, prompt: &[u32], n: usize) ->
         sequences: 1,
         context: prompt.len() + n,
         step_rows: prompt.len(),
-        kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kv_format: cache::KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     };

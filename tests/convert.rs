@@ -65,7 +65,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 128,
         step_rows: 64,
-        kv_format: backend::KvFormat::both(&quant::kv::BF16),
+        kv_format: cache::KvPlan::both(&quant::kv::BF16),
         running_pages: None,
         kept: KeptSize::default(),
     }

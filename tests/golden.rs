@@ -1,8 +1,8 @@
 //! Every model against other implementations: named intermediates of tiny seeded
 //! checkpoints, made by `tests/golden/make.py`, and greedy text of real ones.
 
-use backend::{Backend, Batch, KvFormat, Ops, Reference, Sample, Store};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::{Backend, Batch, Ops, Reference, Sample, Store};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
 use speculate::draft::Chained;
@@ -90,7 +90,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 128,
         step_rows: 128,
-        kv_format: KvFormat::both(&quant::kv::F32),
+        kv_format: KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     }

@@ -28,7 +28,7 @@ fn size(sequences: usize) -> MemorySize {
         sequences,
         context: 256,
         step_rows: 64,
-        kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kv_format: cache::KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     }

@@ -1,8 +1,8 @@
 //! Which kernels a step of each family launches on a GPU, seen in a dry run: where a rule of
 //! fusion no longer finds what it looks for, these lists grow.
 
-use backend::{Batch, KvFormat, Store, Tensor};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::{Batch, Store, Tensor};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cuda::{Cuda, DryRun};
 use models::{
     ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, encode, load_target,
@@ -20,7 +20,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 4096,
         step_rows: 256,
-        kv_format: KvFormat::both(&quant::kv::BF16),
+        kv_format: KvPlan::both(&quant::kv::BF16),
         running_pages: None,
         kept: KeptSize::default(),
     }

@@ -306,7 +306,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 64,
         step_rows: 64,
-        kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kv_format: cache::KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     }

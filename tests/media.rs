@@ -1,7 +1,7 @@
 //! Rows whose inputs come from elsewhere than the table of token embeddings.
 
-use backend::{Backend, Batch, KvFormat, MediaRow, Reference, StepKey};
-use cache::{KeptSize, Memory, MemorySize, Sequence};
+use backend::{Backend, Batch, MediaRow, Reference, StepKey};
+use cache::{KeptSize, KvPlan, Memory, MemorySize, Sequence};
 use cpu::{Cpu, CpuOptions};
 use models::{Taps, Target, load_target};
 use suites::golden;
@@ -30,7 +30,7 @@ fn memory(b: &dyn Backend, target: &dyn Target) -> Memory {
         sequences: 1,
         context: 64,
         step_rows: 64,
-        kv_format: KvFormat::both(&quant::kv::BF16),
+        kv_format: KvPlan::both(&quant::kv::BF16),
         running_pages: None,
         kept: KeptSize::default(),
     };

@@ -32,7 +32,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 64,
         step_rows: 16,
-        kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kv_format: cache::KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     }

@@ -25,7 +25,7 @@ fn speculator(model: &str, step_rows: usize) -> Speculator {
         sequences: 1,
         context: CONTEXT,
         step_rows,
-        kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kv_format: cache::KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     };

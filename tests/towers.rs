@@ -234,7 +234,7 @@ fn logits_after_a_picture(checkpoint: &Checkpoint, tower: &dyn Tower, begin: u32
         sequences: 1,
         context: 64,
         step_rows: 64,
-        kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kv_format: cache::KvPlan::both(&quant::kv::F32),
         kept: KeptSize::default(),
         running_pages: None,
     };

@@ -3,8 +3,8 @@
 
 use super::towers::exact_cpu;
 use super::{Golden, TOLERANCE};
-use backend::{Backend, KvFormat, Reference};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::{Backend, Reference};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use models::{Frames, SoundTower, encode, encode_sound, load_sound_tower, load_target, load_tower};
 use serde_json::Value;
 use speculate::{MediaSpan, Prompt, Speculator};
@@ -135,7 +135,7 @@ fn language_models_read_sounds_as_the_public_implementations_do() {
             sequences: 1,
             context: 256,
             step_rows: 256,
-            kv_format: KvFormat::both(&quant::kv::F32),
+            kv_format: KvPlan::both(&quant::kv::F32),
             kept: KeptSize::default(),
             running_pages: None,
         };

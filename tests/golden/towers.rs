@@ -2,8 +2,8 @@
 //! (`tests/golden/vision.py`).
 
 use super::{Golden, TOLERANCE};
-use backend::{Backend, KvFormat, Reference};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::{Backend, Reference};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{Frames, MediaGrid, Tower, encode, load_target, load_tower};
 use speculate::{MediaSpan, Prompt, Speculator};
@@ -135,7 +135,7 @@ fn language_models_read_pictures_as_the_public_implementations_do() {
             sequences: 1,
             context: 256,
             step_rows: 256,
-            kv_format: KvFormat::both(&quant::kv::F32),
+            kv_format: KvPlan::both(&quant::kv::F32),
             running_pages: None,
             kept: KeptSize::default(),
         };

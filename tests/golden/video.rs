@@ -2,7 +2,8 @@
 //! (`video_outputs` of `tests/golden/vision.py`).
 
 use super::{Golden, TOLERANCE};
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use cpu::{Activations, Cpu, CpuOptions};
 use engine::{
     ClipOptions, DraftChoice, Engine, EngineOptions, Frame, LoadOptions, MediaKind, PlacedMedia,
@@ -27,7 +28,7 @@ fn start(model: &str) -> (Engine, Arc<Recorder>) {
             reason: "a test".into(),
         },
         context: Some(1024),
-        kv_format: KvFormat::both(&quant::kv::F32),
+        kv_format: KvPlan::both(&quant::kv::F32),
         ..LoadOptions::default()
     };
     let source = Source::Folder(repository(format!("models/{model}")));

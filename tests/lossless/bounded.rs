@@ -3,7 +3,8 @@
 use crate::samplings;
 use crate::subjects::{Draft, TINY, prompts, vocab};
 use crate::writing::{Setup, assert_same, backend, write};
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use cpu::Isa;
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::Sampling;
@@ -43,7 +44,7 @@ fn speculation_never_changes_a_token_of_a_text_under_mirostat() {
                 chunk,
                 width,
                 constrained: (s + i) % 3 == 1,
-                kv_format: KvFormat::both(&quant::kv::BF16),
+                kv_format: KvPlan::both(&quant::kv::BF16),
                 ..Setup::plain(subject, &backend)
             };
             let alone = setup(Draft::None, Fixed(0), 512, 2);

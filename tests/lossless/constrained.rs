@@ -4,7 +4,8 @@
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, Written, assert_same, backend, write};
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use cpu::Isa;
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::{Constraint, ConstraintError};
@@ -151,7 +152,7 @@ pub(crate) fn assert_constraints_hold(s: usize, subject: Subject, backend: &Arc<
             chunk,
             width,
             constrained: true,
-            kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][(s + i) % 2]),
+            kv_format: KvPlan::both([&quant::kv::BF16, &quant::kv::F32][(s + i) % 2]),
             ..Setup::plain(subject, backend)
         };
         let plain = setup(Draft::None, Fixed(0), 512, 2);

@@ -5,8 +5,8 @@ use crate::reuse::{Drafts, WAYS, next, run};
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
 use crate::writing::{Setup, Text, backend, compressed, rotated, speculator};
-use backend::{Backend, KvFormat};
-use cache::Namespace;
+use backend::Backend;
+use cache::{KvPlan, Namespace};
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::saved::file::{FileReader, FileWriter, Head};
@@ -25,8 +25,8 @@ fn a_beginning_from_a_file_changes_nothing() {
     let b = backend(*Isa::available().last().unwrap(), 2);
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         let mut formats = vec![
-            KvFormat::both(&quant::kv::BF16),
-            KvFormat::both(&quant::kv::F32),
+            KvPlan::both(&quant::kv::BF16),
+            KvPlan::both(&quant::kv::F32),
         ];
         // The others have heads smaller than a block.
         if subject.target.contains("qwen") {
@@ -47,7 +47,7 @@ const OURS: Namespace = Namespace([7; 32]);
 pub(crate) fn assert_files_change_nothing(
     s: usize,
     subject: Subject,
-    formats: &[KvFormat],
+    formats: &[KvPlan],
     b: &Arc<dyn Backend>,
 ) {
     let drafts = [
@@ -65,7 +65,7 @@ pub(crate) fn assert_files_change_nothing(
         }
         for (f, &kv_format) in formats.iter().enumerate() {
             // Seeded EAGLE-3 heads and block drafters have heads smaller than a block.
-            let is_blocked = kv_format.k.block > 1;
+            let is_blocked = kv_format.base.k.block > 1;
             let is_thinned = (f + d) % 2 == 1 && (draft == Draft::None || !subject.whole_grid);
             let is_small = draft.is_small() && !subject.target.starts_with("models/");
             if is_small && is_blocked || is_thinned {

@@ -4,7 +4,8 @@
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, Text, assert_same, backend, write};
 use crate::{samplings, shaped};
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use cpu::{Cpu, CpuOptions, Isa};
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::Sampling;
@@ -113,7 +114,7 @@ fn assert_edits_are_the_hosts(
             width,
             // Constraints and edits of the same rows.
             constrained: (s + i) % 3 == 1 && !is_empty,
-            kv_format: KvFormat::both(&quant::kv::BF16),
+            kv_format: KvPlan::both(&quant::kv::BF16),
             ..Setup::plain(subject, backend)
         };
         let plain = setup(host, Draft::None, Fixed(0), 512, 2);

@@ -5,30 +5,34 @@
 //! trained ones.
 
 use crate::disk::assert_files_change_nothing;
-use crate::long::assert_lossless_over_splits;
+use crate::long::{assert_lossless_over_splits, assert_lossless_past_4k};
 use crate::samplings;
 use crate::subjects::{Draft, TRAINED, greedy_prompts};
-use crate::writing::{Setup, assert_same, backend, pair, write};
-use backend::{Backend, KvFormat};
+use crate::writing::{Setup, assert_same, backend, plan, write};
+use backend::Backend;
+use cache::KvPlan;
 use cpu::Isa;
 use speculate::DraftLength::{Fixed, UpTo};
 use std::sync::Arc;
 
-/// Each format that rotates, and each of fifth bits, as that of keys and of values.
-const PAIRS: [[&str; 2]; 8] = [
-    ["turbo4", "turbo4"],
-    ["turbo3", "turbo3"],
-    ["turbo2", "turbo2"],
-    ["rot-q8_0", "rot-q4_0"],
-    ["rot-q5_0", "turbo2"],
-    ["rot-q4_0", "rot-q5_0"],
-    ["q5_0", "q5_0"],
-    ["turbo4", "rot-q8_0"],
+/// Each format that rotates, and each of fifth bits, as that of keys and of values, and plans in which layers have
+/// different ones.
+const PLANS: [&str; 10] = [
+    "turbo4",
+    "turbo3",
+    "turbo2",
+    "rot-q8_0,rot-q4_0",
+    "rot-q5_0,turbo2",
+    "rot-q4_0,rot-q5_0",
+    "q5_0",
+    "turbo4,rot-q8_0",
+    "turbo3,turbo2,protect=1:rot-q5_0/turbo4",
+    "turbo4,turbo3,protect=2:q8_0/turbo4,window=q8_0,gqa=6",
 ];
 
 /// Two for tests that take formats in turn.
-pub(crate) fn two() -> [KvFormat; 2] {
-    [pair(["turbo4", "turbo3"]), pair(["rot-q4_0", "turbo2"])]
+pub(crate) fn two() -> [KvPlan; 2] {
+    [plan("turbo4,turbo3,protect=1"), plan("rot-q4_0,turbo2")]
 }
 
 #[test]
@@ -53,8 +57,8 @@ pub(crate) fn assert_lossless_in_formats(backends: &[Arc<dyn Backend>; 2]) {
         let name = subject.target.strip_prefix("models/").unwrap();
         let prompts = &greedy_prompts(name)[..3];
         let (mut texts, mut drafted) = (Vec::new(), 0);
-        for (p, names) in PAIRS.into_iter().enumerate() {
-            let kv_format = pair(names);
+        for (p, text) in PLANS.into_iter().enumerate() {
+            let kv_format = plan(text);
             let (what, sampling) = &samplings()[p % 3];
             let plain = Setup {
                 kv_format,
@@ -62,7 +66,7 @@ pub(crate) fn assert_lossless_in_formats(backends: &[Arc<dyn Backend>; 2]) {
             };
             let want = write(&plain, prompts, 0, sampling, &[]).texts;
             for (d, (draft, length, chunk, width)) in drafts.into_iter().enumerate() {
-                // Each pair with every other drafter, and each drafter with keys of every kind.
+                // Each plan with every other drafter, and each drafter with keys of every kind.
                 if subject.lacks(draft) || (p + d) % 2 == 1 && draft != Draft::Head {
                     continue;
                 }
@@ -84,7 +88,7 @@ pub(crate) fn assert_lossless_in_formats(backends: &[Arc<dyn Backend>; 2]) {
             texts.push(want);
         }
         assert!(drafted > 100, "{name} has drafted");
-        // Pairs three apart are sampled alike, so it is their formats that tell them apart.
+        // Plans three apart are sampled alike, so it is their formats that tell them apart.
         for (a, b) in texts.iter().zip(&texts[3..]) {
             assert_ne!(a, b, "{name}: another format, other logits");
         }
@@ -96,6 +100,18 @@ fn speculation_never_changes_a_token_of_a_long_context_in_rotated_formats() {
     let best = backend(*Isa::available().last().unwrap(), 2);
     for (s, &subject) in TRAINED.iter().enumerate().step_by(2) {
         assert_lossless_over_splits(s, subject, &two(), &best);
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_past_4k_tokens_in_compressed_formats() {
+    let best = backend(*Isa::available().last().unwrap(), 2);
+    for (target, text) in [
+        ("models/tiny-gemma4-e", "turbo4,turbo3,window=q8_0"),
+        ("models/tiny-qwen3.5-moe", "q8_0,turbo4"),
+    ] {
+        let subject = TRAINED.iter().find(|subject| subject.target == target);
+        assert_lossless_past_4k(*subject.unwrap(), plan(text), &best);
     }
 }
 

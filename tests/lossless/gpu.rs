@@ -19,7 +19,8 @@ use crate::share::assert_sharing_changes_nothing;
 use crate::sound::{HEARING, assert_sounds_change_nothing};
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, assert_same, compressed, rotated, write};
-use backend::{Backend, KvFormat, TokenList};
+use backend::{Backend, TokenList};
+use cache::KvPlan;
 use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::Fixed;
 use speculate::Sampling;
@@ -154,7 +155,7 @@ fn gpu_vectors_depend_on_nothing_but_their_text() {
 fn a_beginning_from_a_file_changes_nothing_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
-        let mut formats = vec![KvFormat::both(&quant::kv::BF16)];
+        let mut formats = vec![KvPlan::both(&quant::kv::BF16)];
         // The others have heads smaller than a block.
         if subject.target.contains("qwen") {
             formats.push(compressed());
@@ -224,7 +225,7 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
             false => &quant::kv::F32,
         };
         for kv in [&quant::kv::BF16, other]
-            .map(KvFormat::both)
+            .map(KvPlan::both)
             .into_iter()
             .take(if trained.is_some() { 1 } else { 2 })
         {
@@ -245,7 +246,7 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
                 Draft::Oracle,
             ] {
                 let is_small = matches!(draft, Draft::Eagle3 | Draft::Block);
-                let missing = subject.lacks(draft) || is_small && kv.k == other && codes;
+                let missing = subject.lacks(draft) || is_small && kv.base.k == other && codes;
                 if missing {
                     continue;
                 }

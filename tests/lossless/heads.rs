@@ -6,8 +6,8 @@ use crate::subjects::{ALONE, Subject};
 use crate::subjects::{prompts, vocab};
 use crate::writing::{backend, write_groups};
 use crate::{CONTEXT, MAX_TOKENS};
-use backend::{Backend, KvFormat};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::Backend;
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cpu::Isa;
 use models::{ChainedHead, Gemma4Assistant, Qwen35Mtp, load_target};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn size(chunk: usize) -> MemorySize {
         sequences: WIDTH,
         context: CONTEXT,
         step_rows: chunk,
-        kv_format: KvFormat::both(&quant::kv::BF16),
+        kv_format: KvPlan::both(&quant::kv::BF16),
         running_pages: None,
         kept: KeptSize::default(),
     }

@@ -2,9 +2,9 @@
 //! room for, write what each writes after a cold start, bit for bit.
 
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, speculator, take_turns};
+use crate::writing::{Setup, Text, backend, in_turn, speculator, take_turns};
 use crate::{CONTEXT, samplings};
-use backend::{Backend, KvFormat};
+use backend::Backend;
 use cache::Namespace;
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
@@ -42,7 +42,7 @@ pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &A
             draft,
             chunk: [64, 33, 512][(s + d) % 3],
             width: 2,
-            kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][(s + d) % 2]),
+            kv_format: in_turn(subject, b, s + d),
             ..Setup::plain(subject, b)
         };
         hits += converse(&setup, &samplings()[(s + d) % 3].1, (100 * s + d) as u64);

@@ -6,7 +6,8 @@
 use crate::samplings;
 use crate::subjects::{Draft, Subject, vocab};
 use crate::writing::{Setup, assert_same, compressed, write};
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use speculate::DraftLength::{Fixed, UpTo};
 use std::sync::Arc;
 use suites::Rng;
@@ -28,12 +29,12 @@ fn prompts(vocab: u32, seed: u64) -> Vec<Vec<u32>> {
 }
 
 /// The formats of a seeded subject: codes where its heads are no smaller than a block of them.
-pub(crate) fn formats(subject: Subject) -> [KvFormat; 2] {
+pub(crate) fn formats(subject: Subject) -> [KvPlan; 2] {
     let second = match subject.target.contains("qwen") {
         true => compressed(),
-        false => KvFormat::both(&quant::kv::F32),
+        false => KvPlan::both(&quant::kv::F32),
     };
-    [KvFormat::both(&quant::kv::BF16), second]
+    [KvPlan::both(&quant::kv::BF16), second]
 }
 
 /// Asserts that `subject` writes the same on `backend` after long prompts with every
@@ -42,7 +43,7 @@ pub(crate) fn formats(subject: Subject) -> [KvFormat; 2] {
 pub(crate) fn assert_lossless_over_splits(
     s: usize,
     subject: Subject,
-    formats: &[KvFormat],
+    formats: &[KvPlan],
     backend: &Arc<dyn Backend>,
 ) {
     let prompts = prompts(vocab(subject), s as u64);
@@ -50,7 +51,7 @@ pub(crate) fn assert_lossless_over_splits(
     for &kv_format in formats {
         // Heads of seeded EAGLE-3 heads are smaller than a block of codes.
         let is_seeded = !subject.target.starts_with("models/");
-        let is_misfit = is_seeded && kv_format.k.block > 1;
+        let is_misfit = is_seeded && kv_format.base.k.block > 1;
         let setup = |draft, length, chunk, width| Setup {
             draft,
             length,
@@ -60,7 +61,7 @@ pub(crate) fn assert_lossless_over_splits(
             context: CONTEXT,
             ..Setup::plain(subject, backend)
         };
-        let plain = setup(Draft::None, Fixed(0), 2048, 1);
+        let plain = setup(Draft::None, Fixed(0), CONTEXT, 1);
         let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
         let cells = [
             (Draft::Head, Fixed(3), 512, 3),
@@ -83,5 +84,35 @@ pub(crate) fn assert_lossless_over_splits(
             assert_same(&setup, what, &got, &want);
             assert!(got.drafted > 0, "{} {draft:?} has drafted", subject.target);
         }
+    }
+}
+
+/// Asserts that `subject` writes the same on `backend` after a prompt of more than 4,096 tokens with its head and with
+/// drafts that are wrong in every fourth place, as by plain decoding, with keys and values by `kv_format`.
+pub(crate) fn assert_lossless_past_4k(
+    subject: Subject,
+    kv_format: KvPlan,
+    backend: &Arc<dyn Backend>,
+) {
+    let (n, mut rng) = (vocab(subject), Rng(7));
+    let prompt: Vec<u32> = (0..4150).map(|_| 8 + rng.below(n - 16)).collect();
+    let (what, sampling) = &samplings()[1];
+    let setup = |draft, length, chunk| Setup {
+        draft,
+        length,
+        chunk,
+        width: 1,
+        kv_format,
+        context: 4400,
+        ..Setup::plain(subject, backend)
+    };
+    let plain = setup(Draft::None, Fixed(0), 512);
+    let prompts = [prompt];
+    let want = write(&plain, &prompts, 0, sampling, &[]).texts;
+    for (draft, length, chunk) in [(Draft::Head, Fixed(3), 512), (Draft::Oracle, UpTo(8), 256)] {
+        let setup = setup(draft, length, chunk);
+        let got = write(&setup, &prompts, 0, sampling, &want);
+        assert_same(&setup, what, &got, &want);
+        assert!(got.drafted > 0, "{} {draft:?} has drafted", subject.target);
     }
 }

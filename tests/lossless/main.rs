@@ -35,7 +35,8 @@ mod sound;
 mod subjects;
 mod writing;
 
-use backend::{Backend, Batch, KvFormat, Reference};
+use backend::{Backend, Batch, Reference};
+use cache::KvPlan;
 use cpu::Isa;
 use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::Sampling;
@@ -169,8 +170,8 @@ fn assert_lossless_over_grid(chosen: impl Fn(&Subject) -> bool) {
                 ..Setup::plain(subject, &backends.last().unwrap().1)
             };
             let mut formats = vec![
-                KvFormat::both(&quant::kv::F32),
-                KvFormat::both(&quant::kv::BF16),
+                KvPlan::both(&quant::kv::F32),
+                KvPlan::both(&quant::kv::BF16),
             ];
             // The others, EAGLE-3 heads and block drafters have heads smaller than a block.
             if subject.target.contains("qwen") {
@@ -271,7 +272,7 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                 kv_format: [
                     rotated("turbo4"),
                     compressed(),
-                    KvFormat::both(&quant::kv::BF16),
+                    KvPlan::both(&quant::kv::BF16),
                 ][s],
                 context: CONTEXT,
                 shortlist: s == 1,
@@ -354,7 +355,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 length,
                 chunk,
                 width,
-                kv_format: KvFormat::both(&quant::kv::BF16),
+                kv_format: KvPlan::both(&quant::kv::BF16),
                 context: CONTEXT,
                 shortlist: s == 2,
                 mapped: (f + s) % 2 == 0,
@@ -415,7 +416,7 @@ fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
             length: Fixed(length),
             chunk: 64,
             width: 3,
-            kv_format: KvFormat::both(&quant::kv::F32),
+            kv_format: KvPlan::both(&quant::kv::F32),
             ..Setup::plain(subject, &backend)
         };
         write(&setup, &prompts, 0, &Sampling::default(), truth).texts

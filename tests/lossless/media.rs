@@ -4,7 +4,8 @@
 use crate::samplings;
 use crate::subjects::{ALONE, Draft, Subject};
 use crate::writing::{Setup, Text, backend, oracle, speculator, write_groups};
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{
     ChainedHead, Eagle3, Frames, MediaTokens, Qwen35Mtp, Tower, encode, load_target, load_tower,
@@ -255,7 +256,7 @@ pub(crate) fn assert_media_change_nothing(
             width,
             // Room for a picture and more, whatever chunk a round is given.
             chunk: 128,
-            kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][s % 2]),
+            kv_format: KvPlan::both([&quant::kv::BF16, &quant::kv::F32][s % 2]),
             ..Setup::plain(subject, backend)
         };
         let plain = setup(Draft::None, 1, backends[0]);

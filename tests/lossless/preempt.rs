@@ -4,8 +4,8 @@
 use crate::constrained::Pattern;
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, prompts, vocab};
-use crate::writing::{Setup, Text, backend, speculator, take_turns};
-use backend::{Backend, KvFormat};
+use crate::writing::{Setup, Text, backend, in_turn, speculator, take_turns};
+use backend::Backend;
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Accept, Sampling, Speculator, Stats, Stream, StreamOptions, TopLogprobs};
@@ -50,7 +50,7 @@ pub(crate) fn assert_preemption_changes_nothing(s: usize, subject: Subject, b: &
                 length: Fixed(3),
                 chunk: [64, 33, 16, 512][(s + d + i) % 4],
                 width: 3,
-                kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][(d + i) % 2]),
+                kv_format: in_turn(subject, b, d + i),
                 constrained: (s + d + i).is_multiple_of(2),
                 ..Setup::plain(subject, b)
             };

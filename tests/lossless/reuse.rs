@@ -1,9 +1,9 @@
 //! A stream that goes on from what another one has left writes what a fresh one would.
 
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, speculator, take_turns};
+use crate::writing::{Setup, Text, backend, in_turn, speculator, take_turns};
 use crate::{CONTEXT, samplings};
-use backend::{Backend, KvFormat};
+use backend::Backend;
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
@@ -39,7 +39,7 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
             draft,
             chunk: [512, 33, 7][(s + d) % 3],
             width: 2,
-            kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][d % 2]),
+            kv_format: in_turn(subject, b, d),
             ..Setup::plain(subject, b)
         };
         let whole = Setup {

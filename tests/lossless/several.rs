@@ -6,7 +6,8 @@ use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vo
 use crate::writing::{
     Setup, Text, Written, assert_same, backend, drafters, speculator, take_turns, write,
 };
-use backend::{Backend, KvFormat};
+use backend::Backend;
+use cache::KvPlan;
 use cpu::Isa;
 use models::load_target;
 use speculate::DraftLength::{self, Fixed, UpTo};
@@ -45,7 +46,7 @@ pub(crate) fn assert_several_heads_change_nothing(
         [(Fixed(3), 33, 3), (UpTo(8), 64, 2), (Fixed(5), 512, 1)];
     for (c, draft) in combinations.enumerate() {
         for (i, (what, sampling)) in samplings().into_iter().take(2).enumerate() {
-            let kv_format = KvFormat::both([&quant::kv::BF16, &quant::kv::F32][(s + c) % 2]);
+            let kv_format = KvPlan::both([&quant::kv::BF16, &quant::kv::F32][(s + c) % 2]);
             let prompts = texts(subject, i, (10 * s + c) as u64);
             let plain = Setup {
                 kv_format,

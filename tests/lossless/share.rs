@@ -2,9 +2,9 @@
 //! each writes after a cold start, bit for bit.
 
 use crate::subjects::{ALONE, Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, speculator};
+use crate::writing::{Setup, Text, backend, in_turn, speculator};
 use crate::{CONTEXT, samplings};
-use backend::{Backend, KvFormat, PAGE_ROWS};
+use backend::{Backend, PAGE_ROWS};
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
@@ -51,7 +51,7 @@ pub(crate) fn assert_sharing_changes_nothing(s: usize, subject: Subject, b: &Arc
                 draft,
                 chunk: [64, 33, 7, 512][(s + d + i) % 4],
                 width: 3,
-                kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][(d + i) % 2]),
+                kv_format: in_turn(subject, b, d + i),
                 ..Setup::plain(subject, b)
             };
             share(&setup, &samplings()[way].1, (100 * s + 10 * d + i) as u64);

@@ -1,10 +1,10 @@
 //! One cell of the grid: what a model writes in it, with every page given back.
 
 use crate::constrained::Pattern;
-use crate::subjects::{Draft, Subject};
+use crate::subjects::{Draft, Subject, TRAINED};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
-use cache::{KeptSize, Memory, MemorySize};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{
     BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target,
@@ -26,7 +26,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) length: DraftLength,
     pub(crate) chunk: usize,
     pub(crate) width: usize,
-    pub(crate) kv_format: KvFormat,
+    pub(crate) kv_format: KvPlan,
     /// Rows that a sequence has room for.
     pub(crate) context: usize,
     /// Whether its own head scores a part of the vocabulary, as long as that will do.
@@ -47,7 +47,7 @@ impl<'a> Setup<'a> {
             length: DraftLength::Fixed(0),
             chunk: 512,
             width: 8,
-            kv_format: KvFormat::both(&quant::kv::BF16),
+            kv_format: KvPlan::both(&quant::kv::BF16),
             context: CONTEXT,
             shortlist: false,
             mapped: false,
@@ -457,18 +457,47 @@ pub(crate) fn oracle(truth: &[Text], spoil: usize) -> Box<dyn Drafter> {
 }
 
 /// Keys in one format and values in another.
-pub(crate) fn pair(names: [&str; 2]) -> KvFormat {
+pub(crate) fn pair(names: [&str; 2]) -> KvPlan {
     let [k, v] = names.map(|name| quant::kv_format(name).unwrap());
-    KvFormat { k, v }
+    KvFormat { k, v }.into()
+}
+
+/// A plan as users write it.
+pub(crate) fn plan(text: &str) -> KvPlan {
+    KvPlan::parse(text, ',').unwrap()
+}
+
+/// Formats for tests that take them in turn, in cell number `i` of those of `subject`: whole numbers, and where heads
+/// are long enough compressed ones too, in one layer others than in the next, as far as the device keeps them.
+pub(crate) fn in_turn(subject: Subject, backend: &Arc<dyn Backend>, i: usize) -> KvPlan {
+    let kept = backend.capabilities().kv;
+    let is_kept = |plan: &KvPlan| {
+        let protect = plan.protect.map(|protect| protect.format);
+        let formats = [Some(plan.base), protect, plan.window];
+        formats.into_iter().flatten().all(|f| kept.contains(f))
+    };
+    let mut plans = vec!["bf16", "f32"];
+    if TRAINED
+        .iter()
+        .any(|trained| trained.target == subject.target)
+    {
+        plans.extend([
+            "turbo4,turbo3",
+            "q8_0,turbo4",
+            "turbo4,turbo3,protect=1,window=q8_0",
+        ]);
+    }
+    let plans: Vec<KvPlan> = plans.into_iter().map(plan).filter(is_kept).collect();
+    plans[i % plans.len()]
 }
 
 /// Values in `format`, a rotated one, and keys in codes.
-pub(crate) fn rotated(format: &str) -> KvFormat {
+pub(crate) fn rotated(format: &str) -> KvPlan {
     pair(["q8_0", format])
 }
 
 /// Keys and values in codes.
-pub(crate) fn compressed() -> KvFormat {
+pub(crate) fn compressed() -> KvPlan {
     pair(["q8_0", "q4_0"])
 }
 

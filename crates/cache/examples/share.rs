@@ -3,15 +3,23 @@
 //!
 //! `cargo run -p cache --example share`
 
-use backend::{Batch, KvFormat, Reference};
-use cache::{GroupPlan, KeptSize, Memory, MemoryPlan, MemorySize, Namespace, PrefixIndex, RowKey};
+use backend::{Batch, Reference};
+use cache::{
+    GroupPlan, KeptSize, KvLayer, KvPlan, Memory, MemoryPlan, MemorySize, Namespace, PrefixIndex,
+    RowKey,
+};
 
 fn main() {
     // One layer of full attention: two key/value heads of 16 columns.
     let plan = MemoryPlan {
         groups: vec![GroupPlan {
             window: None,
-            layers: vec![(2, 16)],
+            layers: vec![KvLayer {
+                heads: 2,
+                head_dim: 16,
+                query_heads: 1,
+                edge: None,
+            }],
         }],
         delta: vec![],
     };
@@ -19,7 +27,7 @@ fn main() {
         sequences: 2,
         context: 512,
         step_rows: 256,
-        kv_format: KvFormat::both(&quant::kv::BF16),
+        kv_format: KvPlan::both(&quant::kv::BF16),
         running_pages: None,
         kept: KeptSize::default(),
     };

@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod held;
+mod kv_plan;
 mod mark;
 mod memory;
 mod outline;
@@ -49,6 +50,9 @@ mod start;
 mod tests;
 
 pub use held::{PageGroup, PageKind};
+pub use kv_plan::{
+    Edge, Ends, KV_PRESETS, KvLayer, KvLayers, KvPlan, KvPlanError, MANY_QUERY_HEADS, Protect,
+};
 pub use mark::Mark;
 pub use memory::{KeptSize, Memory, MemorySize};
 pub use outline::{Outline, Piece, SnapshotOutline};
@@ -57,7 +61,7 @@ pub use prefix::{Entry, Match, Namespace, PageChange, PrefixIndex, RowKey, whole
 pub use sequence::Sequence;
 pub use snapshot::Snapshot;
 
-use backend::{KvFormat, MAX_TENTATIVE, PAGE_ROWS};
+use backend::{MAX_TENTATIVE, PAGE_ROWS};
 
 /// What a model remembers of each row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -73,8 +77,8 @@ pub struct MemoryPlan {
 pub struct GroupPlan {
     /// Rows see this many newest keys, themselves included; all if absent.
     pub window: Option<usize>,
-    /// Key/value heads and head size of each layer that owns keys and values.
-    pub layers: Vec<(usize, usize)>,
+    /// The layers that own keys and values.
+    pub layers: Vec<KvLayer>,
 }
 
 impl MemoryPlan {
@@ -93,18 +97,21 @@ impl MemoryPlan {
 impl MemoryPlan {
     /// Bytes of keys and values of a token in layers that see all tokens, which each token of a context
     /// takes. Those of windows are not counted: a long context takes no more of them than a short one.
-    pub fn token_bytes(&self, format: KvFormat) -> usize {
+    pub fn token_bytes(&self, kv: &KvPlan) -> usize {
         let groups = self.groups.iter().filter(|group| group.window.is_none());
-        let bytes: usize = groups.map(|group| group.page_bytes(format)).sum();
+        let bytes: usize = groups.map(|group| group.page_bytes(kv)).sum();
         bytes / PAGE_ROWS
     }
 }
 
 impl GroupPlan {
     /// Bytes of a page, over all layers.
-    pub(crate) fn page_bytes(&self, format: KvFormat) -> usize {
+    pub(crate) fn page_bytes(&self, kv: &KvPlan) -> usize {
         let layers = self.layers.iter();
-        let rows = layers.map(|&(heads, head_dim)| heads * format.row_bytes(head_dim));
+        let rows = layers.map(|layer| {
+            let format = kv.of(layer, self.window);
+            layer.heads * format.row_bytes(layer.head_dim)
+        });
         PAGE_ROWS * rows.sum::<usize>()
     }
 }

@@ -1,9 +1,8 @@
 //! Device memory of one model and the sequences that share it.
 
-use crate::{MemoryFull, MemoryPlan, PagePool, Sequence};
+use crate::{KvLayer, KvPlan, MemoryFull, MemoryPlan, PagePool, Sequence};
 use backend::{
-    Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvFormat, KvSpec, MAX_TENTATIVE, NO_PAGE,
-    PAGE_ROWS, Row,
+    Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvSpec, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row,
 };
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +21,7 @@ pub struct MemorySize {
     /// Rows of one sequence in one step, at most.
     pub step_rows: usize,
     /// How keys and values are stored.
-    pub kv_format: KvFormat,
+    pub kv_format: KvPlan,
     /// Pages that running sequences have together in each group without a window. Fewer than all of them
     /// could fill, and whoever runs them has to stop one where [`Memory::n_free_full_pages`] is too little;
     /// as many as that if absent. There are always enough for one sequence.
@@ -186,11 +185,11 @@ impl Memory {
             .iter()
             .zip(&pools)
             .map(|(group, pool)| {
-                let spec = |&(heads, head_dim)| KvSpec {
+                let spec = |layer: &KvLayer| KvSpec {
                     pages: pool.n_pages(),
-                    heads,
-                    head_dim,
-                    format: size.kv_format,
+                    heads: layer.heads,
+                    head_dim: layer.head_dim,
+                    format: size.kv_format.of(layer, group.window),
                 };
                 group
                     .layers
@@ -229,7 +228,7 @@ impl Memory {
     pub fn bytes(plan: &MemoryPlan, size: &MemorySize) -> usize {
         let groups = plan.groups.iter();
         let pages = groups.map(|group| {
-            let bytes = group.page_bytes(size.kv_format);
+            let bytes = group.page_bytes(&size.kv_format);
             size.all_pages(group.window).saturating_mul(bytes)
         });
         let states = size.slots().saturating_mul(plan.state_bytes());

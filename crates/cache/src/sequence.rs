@@ -298,7 +298,7 @@ impl Memory {
         let slots: HashSet<u32> = snapshots.filter_map(|s| s.held()?.slot).collect();
         let pages = self.group_pages_only_of(sequences).into_iter();
         let pages = pages.zip(&self.plan().groups);
-        let pages = pages.map(|(n, group)| n * group.page_bytes(self.size().kv_format));
+        let pages = pages.map(|(n, group)| n * group.page_bytes(&self.size().kv_format));
         pages.sum::<usize>() + slots.len() * self.plan().state_bytes()
     }
 

@@ -1,9 +1,11 @@
 //! What a memory promises, tried by random interleavings of what can be asked of it.
 
 use crate::memory::Pools;
-use crate::{GroupPlan, KeptSize, Memory, MemoryFull, MemoryPlan, MemorySize, Sequence};
+use crate::{
+    GroupPlan, KeptSize, KvLayer, KvPlan, Memory, MemoryFull, MemoryPlan, MemorySize, Sequence,
+};
 use backend::{
-    Attention, Batch, DeltaSpec, DeltaWeights, KvFormat, NO_PAGE, Ops, PAGE_ROWS, Reference, Store,
+    Attention, Batch, DeltaSpec, DeltaWeights, NO_PAGE, Ops, PAGE_ROWS, Reference, Store,
 };
 use proptest::prelude::*;
 
@@ -12,7 +14,12 @@ const WINDOW: usize = 100;
 fn plan() -> MemoryPlan {
     let group = |window| GroupPlan {
         window,
-        layers: vec![(1, COLS)],
+        layers: vec![KvLayer {
+            heads: 1,
+            head_dim: COLS,
+            query_heads: 1,
+            edge: None,
+        }],
     };
     MemoryPlan {
         groups: vec![group(Some(WINDOW)), group(None)],
@@ -25,7 +32,7 @@ fn memory(sequences: usize) -> Memory {
         sequences,
         context: 1000,
         step_rows: 70,
-        kv_format: KvFormat::both(&quant::kv::F32),
+        kv_format: KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     };
@@ -171,7 +178,7 @@ impl Toy {
             sequences,
             context: 400,
             step_rows: 70,
-            kv_format: KvFormat::both(&quant::kv::F32),
+            kv_format: KvPlan::both(&quant::kv::F32),
             running_pages: None,
             kept: KeptSize::default(),
         };

@@ -9,7 +9,7 @@ use crate::model::{amount, bytes};
 use crate::report::{Report, list, number};
 use crate::{machine, model, progress, resolve};
 use anyhow::{Result, anyhow, bail};
-use engine::{CostOf, CostPoint, Model, RequestBytes, Source, Text};
+use engine::{CostOf, CostPoint, KvLayersInfo, Model, RequestBytes, Source, Text};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
@@ -589,6 +589,11 @@ fn report_memory(record: &Value, out: &mut Report) {
                 bytes(number(&row["with_weights"])),
             ),
         );
+    }
+    let layers: Vec<KvLayersInfo> =
+        serde_json::from_value(model["kv_layers"].clone()).unwrap_or_default();
+    if let Some(layers) = model::kv_layers(&layers) {
+        out.line("kv layers", layers);
     }
 }
 

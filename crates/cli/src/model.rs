@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
 use engine::{
-    DraftChoice, Engine, EngineError, LoadOptions, LoadProgress, Model, ModelInfo, Placement,
-    Probing, Source, Text,
+    DraftChoice, Engine, EngineError, KvLayersInfo, LoadOptions, LoadProgress, Model, ModelInfo,
+    Placement, Probing, Source, Text,
 };
 use serde_json::{Map, Value};
 use server::Loading;
@@ -214,7 +214,7 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         n => format!(", {} of weights", bytes(n)),
     };
     format!(
-        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}, {} a token\n{}: {}{of_drafter}\nself-test: {}",
+        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}{}, {} a token\n{}: {}{of_drafter}\nself-test: {}",
         info.name,
         info.family,
         info.backend,
@@ -222,11 +222,35 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         info.context,
         bytes(info.memory_bytes as u64),
         info.kv_format,
+        kv_layers(&info.kv_layers).map_or_else(String::new, |layers| format!(" ({layers})")),
         bytes(info.kv_token_bytes as u64),
         drafters(info),
         info.drafter_reason,
         info.preflight.summary(),
     )
+}
+
+/// Which layers have which formats, where they are not alike: `4 layers q8_0, 12 turbo4,turbo3`.
+pub(crate) fn kv_layers(layers: &[KvLayersInfo]) -> Option<String> {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for KvLayersInfo { format, layers, .. } in layers {
+        match counts.iter_mut().find(|(alike, _)| alike == format) {
+            Some((_, n)) => *n += layers,
+            None => counts.push((format, *layers)),
+        }
+    }
+    if counts.len() < 2 {
+        return None;
+    }
+    let parts = counts.iter().enumerate().map(|(i, (format, n))| {
+        let noun = match (i, n) {
+            (0, 1) => " layer",
+            (0, _) => " layers",
+            _ => "",
+        };
+        format!("{n}{noun} {format}")
+    });
+    Some(parts.collect::<Vec<_>>().join(", "))
 }
 
 /// Who drafts, in words.

@@ -58,11 +58,13 @@ fn spelled(error: &EngineError) -> Option<String> {
         ),
         EngineError::NoKv {
             kv,
+            pair,
             device,
             supported,
         } => format!(
-            "--kv {kv}: {device} keeps {}",
-            engine::kept_formats(supported)
+            "--kv {kv}: {device} keeps {}{}",
+            engine::kept_formats(supported),
+            engine::of_some_layers(kv, *pair)
         ),
         EngineError::KvMisfit {
             kv,
@@ -155,7 +157,7 @@ mod tests {
         let head = RefusedHead {
             place: Some("a/head".into()),
             error: EngineError::KvMisfit {
-                kv: backend::KvFormat::both(&quant::kv::F16),
+                kv: engine::KvPlan::both(&quant::kv::F16),
                 format: "q8_0",
                 block: 32,
                 head_dim: 8,

@@ -6,6 +6,7 @@
 
 use crate::request::Rejected;
 use backend::{KvFormat, KvFormats};
+use cache::KvPlan;
 use convert::ConvertError;
 use models::ModelError;
 use std::fmt;
@@ -118,11 +119,13 @@ pub enum EngineError {
         /// What it is in the target.
         target: String,
     },
-    /// The device cannot keep keys and values in this format.
-    #[error("a KV cache of {kv}: {device} keeps {}", kept_formats(supported))]
+    /// The device cannot keep the keys and values of some layers in their formats.
+    #[error("a KV cache of {kv}: {device} keeps {}{}", kept_formats(supported), of_some_layers(kv, *pair))]
     NoKv {
-        /// The format asked for.
-        kv: KvFormat,
+        /// The formats asked for.
+        kv: KvPlan,
+        /// The formats of a layer that cannot be kept.
+        pair: KvFormat,
         /// The device's name.
         device: String,
         /// The formats that it can keep.
@@ -133,9 +136,9 @@ pub enum EngineError {
         "a KV cache of {kv}: {format} has blocks of {block} values, of which heads of {head_dim} are no multiple"
     )]
     KvMisfit {
-        /// The format asked for.
-        kv: KvFormat,
-        /// The one of its two formats that does not fit.
+        /// The formats asked for.
+        kv: KvPlan,
+        /// The one of them that does not fit.
         format: &'static str,
         /// Values in a block of that format.
         block: usize,
@@ -183,6 +186,15 @@ pub fn kept_formats(kept: &KvFormats) -> String {
         list(&kept.keys),
         list(&kept.values)
     )
+}
+
+/// What to add where only some layers of a KV cache of `kv` have the formats `pair`; nothing where they are those of
+/// all other layers.
+pub fn of_some_layers(kv: &KvPlan, pair: KvFormat) -> String {
+    match pair == kv.base {
+        true => String::new(),
+        false => format!("; some layers would have {pair}"),
+    }
 }
 
 /// Weights and KV cache take more memory than they may.

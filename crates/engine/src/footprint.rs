@@ -1,6 +1,7 @@
 //! What requests take beside the weights.
 
 use crate::Model;
+use crate::info::KvLayersInfo;
 use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use models::Target;
 
@@ -97,7 +98,7 @@ impl Planned {
     pub(crate) fn token_bytes(planned: &[Planned], target: &MemorySize) -> usize {
         let bytes = planned
             .iter()
-            .map(|p| p.plan.token_bytes(p.size(target).kv_format));
+            .map(|p| p.plan.token_bytes(&p.size(target).kv_format));
         bytes.sum()
     }
 
@@ -125,9 +126,11 @@ impl Model {
         }
     }
 
-    /// Counts again what KV caches and recurrent states take.
+    /// Notes again which formats keys and values have, and what KV caches and recurrent states take.
     pub(crate) fn count_memory(&mut self) {
         let size = self.speculator.memory().size();
+        self.info.kv_format = size.kv_format.to_string();
+        self.info.kv_layers = KvLayersInfo::of(&self.plans, size);
         self.info.memory_bytes = Planned::all_bytes(&self.plans, size);
         self.info.kv_token_bytes = Planned::token_bytes(&self.plans, size);
     }

@@ -6,7 +6,8 @@ use crate::footprint::Planned;
 use crate::multimodal::{HearingInfo, Senses, VisionInfo};
 use crate::placement::Budget;
 use crate::preflight::Preflight;
-use serde::Serialize;
+use cache::{KvLayers, MemorySize};
+use serde::{Deserialize, Serialize};
 use speculate::draft::NGRAM;
 use speculate::{Guesser, Speculator};
 use std::sync::Arc;
@@ -53,8 +54,10 @@ pub struct ModelInfo {
     pub step_bytes: u64,
     /// Bytes of keys, values and states, at most.
     pub memory_bytes: usize,
-    /// Format of keys and values.
+    /// Formats of keys and values, with the rules that keep some layers finer.
     pub kv_format: String,
+    /// How many layers have which formats.
+    pub kv_layers: Vec<KvLayersInfo>,
     /// Bytes of keys and values that each token of a context takes, the drafter's included, without those of
     /// sliding windows.
     pub kv_token_bytes: usize,
@@ -84,6 +87,33 @@ pub struct ModelInfo {
     pub calibration: Option<Calibration>,
     /// Tensors of the files that nothing has read.
     pub unused_tensors: Vec<String>,
+}
+
+/// Layers of the target whose keys and values have the same formats.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvLayersInfo {
+    /// The format of keys and values, or that of each with a comma between them.
+    pub format: String,
+    /// How many layers keep keys and values so.
+    pub layers: usize,
+    /// Rows that a row of these layers sees; none if all.
+    pub window: Option<usize>,
+}
+
+impl KvLayersInfo {
+    /// Those of the target, the first of `plans`, in a memory of `size`.
+    pub(crate) fn of(plans: &[Planned], size: &MemorySize) -> Vec<KvLayersInfo> {
+        let Some(target) = plans.first() else {
+            return Vec::new();
+        };
+        let layers = target.plan().kv_layers(&size.kv_format).into_iter();
+        let info = |l: KvLayers| KvLayersInfo {
+            format: l.format.to_string(),
+            layers: l.layers,
+            window: l.window,
+        };
+        layers.map(info).collect()
+    }
 }
 
 impl ModelInfo {

@@ -51,7 +51,9 @@ mod token_counts;
 
 pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
-pub use cache::{Namespace, PageChange, PageGroup, PageKind, RowKey};
+pub use cache::{
+    KV_PRESETS, KvPlan, KvPlanError, Namespace, PageChange, PageGroup, PageKind, RowKey,
+};
 pub use calibration::Calibration;
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use counters::{Counters, DrafterTally};
@@ -61,10 +63,10 @@ pub use embedding::{Embedding, Norm};
 pub use engine::{Engine, EngineOptions};
 pub use error::{
     DrafterReason, EngineError, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, TooLarge,
-    Unmappable, kept_formats,
+    Unmappable, kept_formats, of_some_layers,
 };
 pub use footprint::RequestBytes;
-pub use info::{Model, ModelInfo};
+pub use info::{KvLayersInfo, Model, ModelInfo};
 pub use lines::LineLimits;
 pub use load::load;
 pub use media::{Frame, Limits as MediaLimits, SoundLimits};

@@ -18,15 +18,15 @@ use crate::drafters::pairing::{Found, Pairing, fits};
 use crate::error::EngineError;
 use crate::footprint::Planned;
 use crate::hashes::Hashes;
-use crate::info::{Model, ModelInfo};
+use crate::info::{KvLayersInfo, Model, ModelInfo};
 use crate::multimodal::{Hearing, OwnFile, Senses, Sight, TowerFile, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key};
 use crate::source::{Source, quantized};
 use crate::stored::Stored;
-use backend::{Backend, KvFormat};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::Backend;
+use cache::{KeptSize, KvPlan, MANY_QUERY_HEADS, Memory, MemorySize};
 use models::{ModelError, Target};
 use speculate::Speculator;
 use std::num::NonZeroUsize;
@@ -201,7 +201,7 @@ pub(crate) fn check_formats(
     if let Some(asked) = options.context.filter(|&context| context > most) {
         return Err(EngineError::ContextTooLong { asked, most });
     }
-    check_kv(b, target, options.kv_format)
+    fits(b, &target.plan(), &options.kv_format)
 }
 
 /// The size of a target's memory in which a step has `step_rows` rows of a sequence at most. `beside` is the memory of a
@@ -245,23 +245,6 @@ pub(crate) fn planned_size(
     })
 }
 
-/// Whether the device keeps keys and values in `kv`, and the target's heads are whole blocks of it.
-pub(crate) fn check_kv(
-    b: &dyn Backend,
-    target: &dyn Target,
-    kv: KvFormat,
-) -> Result<(), EngineError> {
-    let supported = b.capabilities().kv;
-    if !supported.contains(kv) {
-        return Err(EngineError::NoKv {
-            kv,
-            device: b.name(),
-            supported,
-        });
-    }
-    fits(&target.plan(), kv)
-}
-
 /// Finds a drafter for the target. What the hashes' file does not know yet is written there.
 fn pair(
     b: &dyn Backend,
@@ -290,6 +273,9 @@ fn pair(
     let preflight = &mut found.preflight;
     preflight.note_norms(target.norm_facts(&opened.checkpoint));
     preflight.target_sha256 = opened.sha256.take();
+    preflight
+        .warnings
+        .extend(coarse_keys(target, &options.kv_format));
     let hashes = TrialHashes {
         target: preflight.target_sha256.clone().unwrap_or_default(),
         drafter: preflight.drafter_sha256.clone(),
@@ -301,6 +287,19 @@ fn pair(
     };
     opened.hashes.save();
     Ok((found, hashes))
+}
+
+/// A warning if keys that many query heads share are coarse.
+fn coarse_keys(target: &dyn Target, kv: &KvPlan) -> Option<String> {
+    let (layers, query_heads) = target.plan().coarse_shared_keys(kv)?;
+    let layers = match layers {
+        1 => "1 layer".to_owned(),
+        n => format!("{n} layers"),
+    };
+    Some(format!(
+        "keys of {layers} are coarser than q8_0 though {query_heads} query heads share each, and so an error in it; \
+         gqa={MANY_QUERY_HEADS} in the format of the KV cache keeps them in q8_0"
+    ))
 }
 
 /// Hashes of what the result of a trial depends on.
@@ -499,6 +498,7 @@ fn attempt(
         memory_bytes: Planned::all_bytes(&plans, &size),
         kv_token_bytes: Planned::token_bytes(&plans, &size),
         kv_format,
+        kv_layers: KvLayersInfo::of(&plans, &size),
         vision: facts.vision.as_ref().ok().map(|vision| vision.info()),
         vision_reason: facts.vision.as_ref().err().cloned().unwrap_or_default(),
         hearing: facts.hearing.as_ref().ok().map(|hearing| hearing.info()),

@@ -6,7 +6,7 @@ use crate::preflight::Probing;
 use crate::reason::{Placement, Words};
 use crate::shortlist::DraftVocabulary;
 use crate::source::Source;
-use backend::KvFormat;
+use cache::KvPlan;
 use convert::Quantize;
 use speculate::Accept;
 use std::fmt;
@@ -105,7 +105,7 @@ pub struct LoadOptions {
     /// Prompt rows that a request may run in one step; [`backend::Capabilities::prompt_rows`] if absent.
     pub chunk: Option<usize>,
     /// Formats of keys and of values in the KV cache.
-    pub kv_format: KvFormat,
+    pub kv_format: KvPlan,
     /// Quantizes the weights while they are loaded, if present.
     pub quantize: Option<Quantize>,
     /// Where weights are while the model runs.
@@ -151,7 +151,7 @@ impl Default for LoadOptions {
             context: None,
             sequences: 1,
             chunk: None,
-            kv_format: KvFormat::both(&quant::kv::BF16),
+            kv_format: KvPlan::both(&quant::kv::BF16),
             quantize: None,
             weights: Placement::default(),
             memory_limit: None,

@@ -1,14 +1,14 @@
 //! Another KV cache for a model that is loaded: its weights stay where they are.
 
 use crate::drafters::outlook;
+use crate::drafters::pairing::fits;
 use crate::error::EngineError;
 use crate::footprint::Planned;
 use crate::info::Model;
-use crate::load::{check_formats, check_kv, planned_size};
+use crate::load::{check_formats, planned_size};
 use crate::options::LoadOptions;
 use crate::source::Source;
-use backend::KvFormat;
-use cache::{KeptSize, MemorySize};
+use cache::{KeptSize, KvPlan, MemorySize};
 
 impl Model {
     /// Replaces KV cache and recurrent state by those that `options` ask for, with their context, number of
@@ -35,10 +35,10 @@ impl Model {
     ///
     /// [`EngineError`] as of [`load`](crate::load), before the cache is replaced, where the format or its size is what
     /// cannot be had.
-    pub fn change_kv(&mut self, kv: KvFormat) -> Result<(), EngineError> {
+    pub fn change_kv(&mut self, kv: KvPlan) -> Result<(), EngineError> {
         self.discard_drafter();
         let (b, target) = (self.speculator.backend(), self.speculator.target());
-        check_kv(&**b, target, kv)?;
+        fits(&**b, &target.plan(), &kv)?;
         let size = MemorySize {
             kv_format: kv,
             ..*self.speculator.memory().size()
@@ -46,7 +46,6 @@ impl Model {
         self.budget.check(&[Planned::target(target)], &size)?;
         self.speculator.resize(size);
         self.speculator.backend().finish()?;
-        self.info.kv_format = kv.to_string();
         self.count_memory();
         Ok(())
     }
@@ -73,7 +72,6 @@ impl Model {
         }
         self.info.context = size.context;
         self.info.sequences = size.sequences;
-        self.info.kv_format = size.kv_format.to_string();
         self.redraft(source, options)
     }
 }

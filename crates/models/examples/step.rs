@@ -1,7 +1,7 @@
 //! One step of a bundled model on the CPU: `cargo run -p models --example step`.
 
-use backend::{Batch, KvFormat, Store};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::{Batch, Store};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use std::path::Path;
 use weights::Checkpoint;
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         sequences: 1,
         context: 128,
         step_rows: 16,
-        kv_format: KvFormat::both(&quant::kv::BF16),
+        kv_format: KvPlan::both(&quant::kv::BF16),
         running_pages: None,
         kept: KeptSize::default(),
     };

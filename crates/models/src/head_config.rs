@@ -4,7 +4,7 @@
 use crate::layers::frequencies;
 use crate::{MAX_LAYERS, ModelError, TARGETS, Target, require, require_sizes};
 use backend::{Attention, Rope};
-use cache::{GroupPlan, MemoryPlan};
+use cache::{GroupPlan, KvLayer, MemoryPlan};
 use serde::Deserialize;
 use serde_json::Value;
 use weights::Checkpoint;
@@ -247,9 +247,12 @@ pub(crate) fn remember(
             window,
         };
         layers.push((attention, groups[group].layers.len()));
-        groups[group]
-            .layers
-            .push((config.kv_heads(), config.head_dim()));
+        groups[group].layers.push(KvLayer {
+            heads: config.kv_heads(),
+            head_dim: config.head_dim(),
+            query_heads: config.num_attention_heads / config.kv_heads().max(1),
+            edge: None,
+        });
     }
     let delta = Vec::new();
     Ok((MemoryPlan { groups, delta }, layers))

@@ -20,7 +20,7 @@ use crate::layers::Loader;
 use crate::qwen3_5::{Config, FULL, FullLayer};
 use crate::{ChainedHead, HeadLogits, ModelError, Qwen35, Scored, Shortlist, Target};
 use backend::{Backend, Batch, Matrix, Tensor};
-use cache::{GroupPlan, Memory, MemoryPlan};
+use cache::{GroupPlan, KvLayer, Memory, MemoryPlan};
 use weights::Checkpoint;
 
 /// What every head has beside its block; any of them is a sign of one.
@@ -40,7 +40,7 @@ pub struct Qwen35Mtp {
     /// What enters the target's final norm, if the head reads that.
     taps: Vec<usize>,
     shortlist: Option<Shortlist>,
-    kv_layer: (usize, usize),
+    kv_layer: KvLayer,
     eps: f32,
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::connection::Stage;
 use crate::errors::ApiError;
-use crate::metrics::Source;
+use crate::metrics::{KvFormats, Source};
 use crate::registry::Registry;
 use crate::server::Server;
 
@@ -69,6 +69,10 @@ pub(crate) async fn metrics(State(server): State<Arc<Server>>) -> Response<Body>
     let sources = registry.entries.iter().enumerate().map(|(i, entry)| {
         let status = registry.status(i);
         let info = registry.last_info(i);
+        let kv = info.as_ref().map(|info| KvFormats {
+            name: info.kv_format.clone(),
+            layers: info.kv_layers.clone(),
+        });
         let drafts = info.filter(|info| info.drafter.is_some());
         Source {
             model: entry.names[0].clone(),
@@ -79,6 +83,7 @@ pub(crate) async fn metrics(State(server): State<Arc<Server>>) -> Response<Body>
                 None => entry.counters.clone(),
             },
             positions: drafts.as_ref().map_or(0, |info| info.draft_max),
+            kv,
             drafters: drafts.map_or_else(Vec::new, |info| info.drafters),
         }
     });

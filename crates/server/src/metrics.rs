@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use engine::{Counters, DrafterCounts, FinishReason, PAGE_ROWS, RequestOutcome};
+use engine::{Counters, DrafterCounts, FinishReason, KvLayersInfo, PAGE_ROWS, RequestOutcome};
 
 /// Most values of one label; further ones count as `other`.
 const LABELS_MAX: usize = 128;
@@ -172,6 +172,16 @@ pub(crate) struct Source {
     pub(crate) positions: usize,
     /// Drafters that have a sample, whether they have guessed yet or not.
     pub(crate) drafters: Vec<&'static str>,
+    /// The formats of keys and values, if the model was ever loaded.
+    pub(crate) kv: Option<KvFormats>,
+}
+
+/// The formats of a model's keys and values.
+pub(crate) struct KvFormats {
+    /// The name of all together, as users type it.
+    pub(crate) name: String,
+    /// How many layers have which.
+    pub(crate) layers: Vec<KvLayersInfo>,
 }
 
 impl Metrics {
@@ -236,7 +246,7 @@ pub(crate) fn render(sources: &[Source], http: &Http) -> String {
     let mut page = Page::default();
     for series in SERIES {
         let kind = match series.value {
-            Value::Gauge(_) | Value::Loaded | Value::Blocks => "gauge",
+            Value::Gauge(_) | Value::Loaded | Value::Blocks | Value::KvLayers => "gauge",
             Value::Histogram(_) => "histogram",
             _ => "counter",
         };
@@ -283,8 +293,10 @@ enum Value {
     Positions,
     /// What drafters have guessed, a counter for each.
     Drafters(fn(&DrafterCounts) -> u64),
-    /// The size and number of the KV cache's pages, as labels.
+    /// The size, number and format of the KV cache's pages, as labels.
     Blocks,
+    /// Attention layers by the formats of their keys and values.
+    KvLayers,
     /// HTTP responses by route and status.
     Responses,
     /// Whether the model is loaded.
@@ -294,7 +306,8 @@ enum Value {
 /// Every series of the page, in the order of the page.
 const SERIES: &[Series] = {
     use Value::{
-        Blocks, Counter, Drafters, Gauge, Histogram, Loaded, Positions, Responses, Seconds, Tally,
+        Blocks, Counter, Drafters, Gauge, Histogram, KvLayers, Loaded, Positions, Responses,
+        Seconds, Tally,
     };
     const fn series(name: &'static str, help: &'static str, value: Value) -> Series {
         Series { name, help, value }
@@ -325,8 +338,13 @@ const SERIES: &[Series] = {
         ),
         series(
             "vllm:cache_config_info",
-            "Rows of a KV page, and how many pages there are.",
+            "Rows of a KV page, how many pages there are, and the formats of keys and values.",
             Blocks,
+        ),
+        series(
+            "paceline:kv_cache_layers",
+            "Attention layers by the formats of their keys and values, and by the rows of their sliding window.",
+            KvLayers,
         ),
         series(
             "vllm:prompt_tokens_total",
@@ -613,8 +631,18 @@ impl Page {
             Value::Drafters(of) => self.drafters(name, &source.drafters, counters, of),
             Value::Blocks => {
                 let pages = gauge(&counters.pages);
-                let labels = format!(",block_size=\"{PAGE_ROWS}\",num_gpu_blocks=\"{pages}\"");
+                let dtype = source.kv.as_ref().map_or("", |kv| &kv.name);
+                let labels = format!(
+                    ",block_size=\"{PAGE_ROWS}\",num_gpu_blocks=\"{pages}\",cache_dtype=\"{dtype}\""
+                );
                 self.sample(name, &labels, 1.0);
+            }
+            Value::KvLayers => {
+                for layers in source.kv.iter().flat_map(|kv| &kv.layers) {
+                    let window = layers.window.map_or_else(String::new, |w| w.to_string());
+                    let labels = format!(",format=\"{}\",window=\"{window}\"", layers.format);
+                    self.sample(name, &labels, layers.layers as f64);
+                }
             }
             Value::Loaded => self.sample(name, "", f64::from(u8::from(source.is_loaded))),
             Value::Responses => {}

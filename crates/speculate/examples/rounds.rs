@@ -2,8 +2,8 @@
 //!
 //! `cargo run -p speculate --example rounds`
 
-use backend::{Backend, KvFormat};
-use cache::{KeptSize, Memory, MemorySize};
+use backend::Backend;
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use models::{ChainedHead, Qwen35Mtp, load_target};
 use speculate::draft::Chained;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         sequences: 1,
         context: 256,
         step_rows: 64,
-        kv_format: KvFormat::both(&quant::kv::BF16),
+        kv_format: KvPlan::both(&quant::kv::BF16),
         running_pages: None,
         kept: KeptSize::default(),
     };

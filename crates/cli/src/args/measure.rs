@@ -1,12 +1,12 @@
 //! The commands that measure and prove: `bench`, `perplexity` and `conformance`.
 
 use super::draft::{DrafterArgs, OverlapArgs, accept_rule};
-use super::model::{LoadArgs, ModelArg, kv_entry, kv_format};
+use super::kv::{entry as kv_entry, plan as kv_plan};
+use super::model::{LoadArgs, ModelArg};
 use super::values::{count, some};
 use crate::bench::BenchLength;
-use backend::KvFormat;
 use clap::Args;
-use engine::{Accept, DraftChoice};
+use engine::{Accept, DraftChoice, KvPlan};
 use std::path::PathBuf;
 
 /// `paceline bench`.
@@ -44,8 +44,8 @@ pub(crate) struct BenchArgs {
         help_heading = "Bench"
     )]
     pub(crate) contexts: Vec<usize>,
-    /// Formats of the KV cache to compare, as for --kv but with a plus sign between those of keys and of values:
-    /// bf16,q8_0+turbo4
+    /// Formats of the KV cache to compare, each as for --kv but with plus signs in place of commas:
+    /// bf16,q8_0+turbo4,turbo4+turbo3+protect=2
     #[arg(
         long,
         value_name = "FORMAT,…",
@@ -53,7 +53,7 @@ pub(crate) struct BenchArgs {
         value_parser = kv_entry,
         help_heading = "Bench"
     )]
-    pub(crate) kv_formats: Vec<KvFormat>,
+    pub(crate) kv_formats: Vec<KvPlan>,
     /// Numbers of texts written at once to compare, by continuous batching
     #[arg(
         long,
@@ -119,8 +119,8 @@ pub(crate) struct PerplexityArgs {
     pub(crate) texts: Option<usize>,
     /// Also compare with a KV cache in this format, such as bf16: the mean KL divergence of what may come
     /// next, and how often the likeliest token is the same
-    #[arg(long, value_name = "FORMAT", value_parser = kv_format, help_heading = "Text")]
-    pub(crate) kl_divergence: Option<KvFormat>,
+    #[arg(long, value_name = "FORMAT", value_parser = kv_plan, help_heading = "Text")]
+    pub(crate) kl_divergence: Option<KvPlan>,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,

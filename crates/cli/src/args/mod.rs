@@ -7,6 +7,7 @@
 //! | file | flags of |
 //! | --- | --- |
 //! | `model` | every command that loads a model: which one, and how |
+//! | `kv` | the formats of its KV cache |
 //! | `draft` | every command that drafts: who guesses ahead, and how far |
 //! | `text`, `form` | `run` and `chat`: how tokens are chosen, what the text has to follow |
 //! | `serve`, `convert` | these commands |
@@ -20,6 +21,7 @@
 mod convert;
 mod draft;
 mod form;
+mod kv;
 mod launch;
 mod measure;
 mod media;

@@ -1,9 +1,9 @@
 //! Which model a command loads, and how.
 
+use super::kv::{help as kv_help, plan as kv_plan};
 use super::values::{count, load_format};
-use backend::KvFormat;
 use clap::{Args, ValueEnum};
-use engine::TowerFile;
+use engine::{KvPlan, TowerFile};
 use quant::Format;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -25,8 +25,8 @@ pub(crate) struct LoadArgs {
     /// model's limit, at most 8k]
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = count)]
     pub(crate) context: Option<usize>,
-    #[arg(long, value_name = "FORMAT", help = kv_help(), default_value = quant::KV_FORMATS[0].name, value_parser = kv_format)]
-    pub(crate) kv: KvFormat,
+    #[arg(long, value_name = "FORMAT", help = kv_help(), default_value = quant::KV_FORMATS[0].name, value_parser = kv_plan)]
+    pub(crate) kv: KvPlan,
     /// Quantize weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
     #[arg(long, value_name = "FORMAT", value_parser = load_format)]
     pub(crate) quant: Option<&'static Format>,
@@ -186,68 +186,6 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Names for pairs of formats, of keys and of values.
-const KV_PRESETS: [(&str, [&str; 2]); 2] = [
-    ("turbo", ["turbo4", "turbo3"]),
-    ("turbo-safe", ["q8_0", "turbo4"]),
-];
-
-/// The names of the formats of keys and values.
-fn kv_names() -> Vec<&'static str> {
-    quant::KV_FORMATS.iter().map(|format| format.name).collect()
-}
-
-/// `a, b or c`
-fn any_of(names: &[&str]) -> String {
-    match names {
-        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
-        names => names.concat(),
-    }
-}
-
-fn kv_help() -> String {
-    format!(
-        "Format of the KV cache, or of keys and values apart as K,V: {}. Names with rot- are rotated \
-         first, turbo is TurboQuant. {}",
-        any_of(&kv_names()),
-        KV_PRESETS
-            .map(|(name, [k, v])| format!("{name} is {k},{v}"))
-            .join(", ")
-    )
-}
-
-pub(super) fn kv_format(text: &str) -> Result<KvFormat, String> {
-    kv_pair(text, ',')
-}
-
-/// An entry of a list of formats, whose keys and values are parted by a plus sign.
-pub(super) fn kv_entry(text: &str) -> Result<KvFormat, String> {
-    kv_pair(text, '+')
-}
-
-/// The format of both keys and values, or those of each with `comma` between them.
-fn kv_pair(text: &str, comma: char) -> Result<KvFormat, String> {
-    let format = |name: &str| {
-        quant::kv_format(name).ok_or_else(|| {
-            let all = kv_names().join(", ");
-            let presets = KV_PRESETS.map(|(name, _)| name).join(" and ");
-            format!(
-                "`{name}` is none of {all}; keys and values may differ, as in q8_0{comma}turbo4, and \
-                 {presets} are names of pairs"
-            )
-        })
-    };
-    let preset = KV_PRESETS.iter().find(|(name, _)| *name == text);
-    let (k, v) = match preset {
-        Some((_, [k, v])) => (*k, *v),
-        None => text.split_once(comma).unwrap_or((text, text)),
-    };
-    Ok(KvFormat {
-        k: format(k)?,
-        v: format(v)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,52 +209,5 @@ mod tests {
         ] {
             assert!(size(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn keys_and_values_may_differ() {
-        assert_eq!(kv_format("f16").unwrap(), KvFormat::both(&quant::kv::F16));
-        assert_eq!(kv_format("q8_0,q4_0").unwrap().to_string(), "q8_0,q4_0");
-        assert_eq!(kv_format("turbo").unwrap().to_string(), "turbo4,turbo3");
-        assert_eq!(kv_format("turbo-safe").unwrap().to_string(), "q8_0,turbo4");
-        for bad in [
-            "",
-            "f8",
-            "q4_k",
-            "bf16,",
-            ",f16",
-            "bf16,f16,f32",
-            "q8_0,turbo",
-        ] {
-            assert!(kv_format(bad).is_err(), "{bad}");
-        }
-        for name in kv_names() {
-            assert_eq!(kv_format(name).unwrap().to_string(), name);
-            for both in [format!("f32,{name}"), format!("{name},f16")] {
-                let (k, v) = both.split_once(',').unwrap();
-                let want = if k == v { k } else { &both };
-                assert_eq!(kv_format(&both).unwrap().to_string(), want);
-            }
-        }
-    }
-
-    #[test]
-    fn entries_of_lists_are_the_same_formats_with_a_plus() {
-        for (entry, both) in [
-            ("f16", "f16"),
-            ("q8_0+q4_0", "q8_0,q4_0"),
-            ("q8_0+turbo4", "q8_0,turbo4"),
-            ("rot-q5_0+turbo2", "rot-q5_0,turbo2"),
-        ] {
-            assert_eq!(kv_entry(entry), kv_format(both), "{entry}");
-        }
-        for bad in ["", "f8", "bf16+", "+f16", "q8_0,q4_0", "bf16+f16+f32"] {
-            assert!(kv_entry(bad).is_err(), "{bad}");
-        }
-        let error = kv_entry("turbo5").unwrap_err();
-        assert!(
-            error.contains("as in q8_0+turbo4, and turbo and turbo-safe"),
-            "{error}"
-        );
     }
 }

@@ -101,6 +101,14 @@ fn wrong_command_lines_end_with_code_2() {
             &["bench", "--kv-formats", "q8_0+q5"],
             "turbo4, turbo3, turbo2; keys and values may differ, as in q8_0+turbo4",
         ),
+        (
+            &["run", PROMPT, "--kv", "bf16,protect=2"],
+            "`protect=2` has no effect: q8_0 is no finer than bf16",
+        ),
+        (
+            &["run", PROMPT, "--kv", "turbo,layers=2"],
+            "`layers=2` is no rule of a KV cache: rules are protect=N",
+        ),
         (&["bench", "--batch", "1,0"], "expected a number from 1 on"),
         (
             &["bench", "--contexts", "1k,x"],

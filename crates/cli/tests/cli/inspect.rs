@@ -25,6 +25,63 @@ fn inspect_tells_what_a_model_is() {
 }
 
 #[test]
+fn layers_whose_keys_and_values_are_finer_are_shown() {
+    let folder = folder("kv-layers");
+    let args = |kv| ["inspect", "-c", "1k", WITH_ASSISTANT, "--kv", kv];
+    let parse = |args: &[&str]| -> Value {
+        let args = [args, &["--json"]].concat();
+        serde_json::from_str(&good(paceline(&folder, &args)).0).unwrap()
+    };
+    let record = |kv| parse(&args(kv));
+    let layers = |record: &Value| record["model"]["kv_layers"].clone();
+    let coarse = record("turbo4,turbo3");
+    let windowed = json!({"format": "turbo4,turbo3", "layers": 6, "window": 128});
+    let full = json!({"format": "turbo4,turbo3", "layers": 2, "window": null});
+    assert_eq!(layers(&coarse), json!([windowed, full]));
+    let warnings = coarse["model"]["preflight"]["warnings"].to_string();
+    assert!(
+        warnings.contains("keys of 2 layers are coarser than q8_0 though 6 query heads share each"),
+        "{warnings}"
+    );
+
+    let turbo = record("turbo");
+    assert_eq!(
+        turbo["model"]["kv_format"],
+        "turbo4,turbo3,protect=auto,window=q8_0,gqa=6"
+    );
+    assert_eq!(
+        layers(&turbo),
+        json!([
+            {"format": "q8_0", "layers": 6, "window": 128},
+            {"format": "q8_0,turbo3", "layers": 1, "window": null},
+            {"format": "q8_0", "layers": 1, "window": null},
+        ])
+    );
+    assert!(
+        !turbo["model"]["preflight"]["warnings"]
+            .to_string()
+            .contains("coarser")
+    );
+    // A key head and a value head of 128 columns a layer: 136 + 50 bytes, and 136 + 136.
+    assert_eq!(turbo["model"]["kv_token_bytes"], 186 + 272);
+    let (stdout, _) = good(paceline(&folder, &args("turbo")));
+    for words in [
+        " as turbo4,turbo3,protect=auto,window=q8_0,gqa=6, 458 B a token",
+        "7 layers q8_0, 1 q8_0,turbo3",
+    ] {
+        assert!(stdout.contains(words), "{words}\n{stdout}");
+    }
+
+    // Two layers of four read what the others keep, so that both are at an end.
+    let sharing = models().join("tiny-gemma4-e");
+    let sharing = sharing.to_str().unwrap();
+    let sharing = parse(&["inspect", sharing, "--kv", "turbo4,turbo3,protect=1"]);
+    let windowed = json!({"format": "q8_0", "layers": 1, "window": 128});
+    let full = json!({"format": "q8_0", "layers": 1, "window": null});
+    assert_eq!(layers(&sharing), json!([windowed, full]));
+}
+
+#[test]
 fn a_vision_tower_is_shown_and_one_that_a_conversion_has_dropped_is_missed() {
     let folder = folder("tower");
     let record = |args: &[&str]| -> Value {

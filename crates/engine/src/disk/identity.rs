@@ -79,6 +79,10 @@ mod tests {
                 ..parts()
             },
             Parts {
+                kv_format: "bf16,protect=1:f32",
+                ..parts()
+            },
+            Parts {
                 device: "cuda".into(),
                 ..parts()
             },

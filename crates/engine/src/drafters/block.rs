@@ -33,7 +33,7 @@ fn load(
     };
     let checkpoint = pair.open(source)?;
     let head = BlockHead::load(pair.b, &checkpoint, pair.target, kind)?;
-    fits(&head.plan(), pair.size.kv_format)?;
+    fits(pair.b, &head.plan(), &pair.size.kv_format)?;
     let found = FoundHead {
         what,
         checkpoint: Some(source.name()),

@@ -21,7 +21,7 @@ fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> 
     };
     let checkpoint = pair.open(source)?;
     let head = Eagle3::load(pair.b, &checkpoint, pair.target)?;
-    fits(&head.plan(), pair.size.kv_format)?;
+    fits(pair.b, &head.plan(), &pair.size.kv_format)?;
     let found = FoundHead {
         what: "EAGLE-3 head",
         checkpoint: Some(source.name()),

@@ -79,7 +79,7 @@ fn load(pair: &mut Pairing<'_>, place: Place<'_>) -> Result<Found, EngineError> 
     let checkpoint = quantized(checkpoint, pair.options.quantize.as_ref())?;
     let model = models::load_target(pair.b, &checkpoint)?;
     let plan = Planned::draft_model(&*model);
-    fits(plan.plan(), plan.size(&pair.size).kv_format)?;
+    fits(pair.b, plan.plan(), &plan.size(&pair.size).kv_format)?;
     let (vocab, max_context) = (model.vocab_size(), model.max_context());
     let weights = if pair.mapped { 0 } else { checkpoint.bytes() };
     let memory = pair.memory(&plan, pair.budget.beside(weights))?;

@@ -1,9 +1,9 @@
 //! The MTP head of Qwen 3.5 and 3.6: part of the target's checkpoint, or kept apart where a
 //! conversion has dropped it.
 
-use super::pairing::{Found, HeadDrafter, Home, Pairing, Place};
+use super::pairing::{Found, HeadDrafter, Home, Pairing, Place, fits};
 use crate::error::{EngineError, FoundHead, MissingHead};
-use models::Qwen35Mtp;
+use models::{ChainedHead, Qwen35Mtp};
 use weights::Checkpoint;
 
 pub(crate) const KIND: HeadDrafter = HeadDrafter {
@@ -58,6 +58,7 @@ fn paired(
     if let Some(ids) = &pair.shortlist {
         head = head.with_shortlist(pair.b, pair.checkpoint, pair.target, ids)?;
     }
+    fits(pair.b, &head.plan(), &pair.size.kv_format)?;
     let census = Qwen35Mtp::census(checkpoint, pair.target)?;
     let found = FoundHead {
         what: WHAT,

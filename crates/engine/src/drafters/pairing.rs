@@ -8,8 +8,8 @@ use crate::options::LoadOptions;
 use crate::placement::Budget;
 use crate::preflight::Preflight;
 use crate::source::{Source, same_tokens};
-use backend::{Backend, KvFormat};
-use cache::{Memory, MemoryPlan, MemorySize};
+use backend::Backend;
+use cache::{KvPlan, Memory, MemoryPlan, MemorySize};
 use models::{Census, ChainedHead, Target};
 use serde_json::Value;
 use speculate::draft::Chained;
@@ -256,16 +256,29 @@ impl Pairing<'_> {
     }
 }
 
-/// Whether all heads of `plan` can be stored in `kv`.
-pub(crate) fn fits(plan: &MemoryPlan, kv: KvFormat) -> Result<(), EngineError> {
-    let mut layers = plan.groups.iter().flat_map(|g| &g.layers);
-    match layers.find_map(|&(_, head_dim)| Some((kv.misfit(head_dim)?, head_dim))) {
-        None => Ok(()),
-        Some((misfit, head_dim)) => Err(EngineError::KvMisfit {
-            kv,
-            format: misfit.name,
-            block: misfit.block,
-            head_dim,
-        }),
+/// Whether the device keeps the formats that all layers of `plan` have by `kv`, and heads are whole blocks of them.
+pub(crate) fn fits(b: &dyn Backend, plan: &MemoryPlan, kv: &KvPlan) -> Result<(), EngineError> {
+    let supported = b.capabilities().kv;
+    for group in &plan.groups {
+        for layer in &group.layers {
+            let pair = kv.of(layer, group.window);
+            if !supported.contains(pair) {
+                return Err(EngineError::NoKv {
+                    kv: *kv,
+                    pair,
+                    device: b.name(),
+                    supported,
+                });
+            }
+            if let Some(misfit) = pair.misfit(layer.head_dim) {
+                return Err(EngineError::KvMisfit {
+                    kv: *kv,
+                    format: misfit.name,
+                    block: misfit.block,
+                    head_dim: layer.head_dim,
+                });
+            }
+        }
     }
+    Ok(())
 }

@@ -213,11 +213,10 @@ impl Shape {
                 feature: "a DFlash 2 head of Gemma 4's layers".into(),
             }),
             Shape::Gemma(config) => {
-                let (head_dim, kv_heads) = config.heads(gemma4::LayerType::Full);
                 let n = config.num_hidden_layers;
                 let group = GroupPlan {
                     window: None,
-                    layers: vec![(kv_heads, head_dim); n],
+                    layers: vec![config.kv_layer(gemma4::LayerType::Full); n],
                 };
                 let plan = MemoryPlan {
                     groups: vec![group],

@@ -3,6 +3,7 @@
 use crate::layers::frequencies;
 use crate::{ModelError, parse, require, require_sizes};
 use backend::Rope;
+use cache::KvLayer;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use weights::Checkpoint;
@@ -205,6 +206,17 @@ impl Config {
                     own.unwrap_or(self.num_key_value_heads),
                 )
             }
+        }
+    }
+
+    /// Keys and values of a layer type, of a layer that is no end of a model.
+    pub(crate) fn kv_layer(&self, layer_type: LayerType) -> KvLayer {
+        let (head_dim, heads) = self.heads(layer_type);
+        KvLayer {
+            heads,
+            head_dim,
+            query_heads: self.num_attention_heads / heads.max(1),
+            edge: None,
         }
     }
 

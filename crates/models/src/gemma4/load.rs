@@ -7,7 +7,7 @@ use super::{
 use crate::layers::{ExpertShape, GatedMlp, Loader};
 use crate::{ModelError, require};
 use backend::{Activation, Attention, Backend};
-use cache::{GroupPlan, MemoryPlan};
+use cache::{Edge, GroupPlan, KvLayer, MemoryPlan};
 use weights::Checkpoint;
 
 impl Gemma4 {
@@ -26,10 +26,18 @@ impl Gemma4 {
             groups: vec![group(Some(config.sliding_window)), group(None)],
             delta: Vec::new(),
         };
-        let mut layers = Vec::with_capacity(types.len());
+        let n = types.len();
+        let mut layers = Vec::with_capacity(n);
         for (i, layer_type) in types.into_iter().enumerate() {
             let owns = i < first_shared;
-            layers.push(Layer::load(&load, &config, i, layer_type, owns, &mut plan)?);
+            let edge = Edge::of(i, n);
+            layers.push(Layer::load(
+                (&load, i),
+                &config,
+                layer_type,
+                (owns, edge),
+                &mut plan,
+            )?);
         }
         let per_layer = config.per_layer_width();
         let per_layer = per_layer.map(|width| PerLayerInputs::load(&load, &config, width));
@@ -61,14 +69,13 @@ fn is_unified(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
 }
 
 impl Layer {
-    /// Loads layer `i`. One that `owns` keys and values gets a place for them in `plan`; any
-    /// other reads those of the last layer of its type that does.
+    /// Loads layer `i`, which is as near an end of the model as `edge` says. One that `owns` keys and values
+    /// gets a place for them in `plan`; any other reads those of the last layer of its type that does.
     fn load(
-        load: &Loader<'_>,
+        (load, i): (&Loader<'_>, usize),
         config: &Config,
-        i: usize,
         layer_type: LayerType,
-        owns: bool,
+        (owns, edge): (bool, Edge),
         plan: &mut MemoryPlan,
     ) -> Result<Self, ModelError> {
         let at = load.at("layers").at(i);
@@ -77,18 +84,24 @@ impl Layer {
         let attention = QueryAttention::load(&self_attn, config, layer_type)?;
         let group = attention.attention.group;
         let own = if owns {
-            let (head_dim, kv_heads) = config.heads(layer_type);
-            plan.groups[group].layers.push((kv_heads, head_dim));
+            let edge = Some(edge);
+            plan.groups[group].layers.push(KvLayer {
+                edge,
+                ..config.kv_layer(layer_type)
+            });
             Some(OwnKv::load(&self_attn, config, layer_type)?)
         } else {
             None
         };
-        let source = plan.groups[group].layers.len().checked_sub(1);
+        let owners = &mut plan.groups[group].layers;
+        let source = owners.len().checked_sub(1);
         let source = source.ok_or_else(|| ModelError::Config {
             message: format!(
                 "layer {i} shares keys and values, but no earlier layer of its type owns any"
             ),
         })?;
+        let read = &mut owners[source].edge;
+        *read = read.map(|owner| owner.nearer(edge));
         let wide = if !owns && config.use_double_wide_mlp {
             2
         } else {

@@ -3,6 +3,7 @@
 use crate::layers::frequencies;
 use crate::{ModelError, parse, require, require_sizes};
 use backend::{DeltaSpec, Rope};
+use cache::KvLayer;
 use serde::Deserialize;
 use weights::Checkpoint;
 
@@ -266,8 +267,13 @@ impl Config {
         }
     }
 
-    /// Key/value heads and head size of a full layer.
-    pub(crate) fn kv_layer(&self) -> (usize, usize) {
-        (self.num_key_value_heads, self.head_dim)
+    /// Keys and values of a full layer, of one that is no end of a model.
+    pub(crate) fn kv_layer(&self) -> KvLayer {
+        KvLayer {
+            heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            query_heads: self.num_attention_heads / self.num_key_value_heads.max(1),
+            edge: None,
+        }
     }
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::ModelError;
 use crate::layers::{ExpertShape, GatedMlp, Loader};
 use backend::{Activation, Attention, Backend, DeltaWeights, math};
-use cache::{GroupPlan, MemoryPlan};
+use cache::{Edge, GroupPlan, KvLayer, MemoryPlan};
 use weights::Checkpoint;
 
 impl Qwen35 {
@@ -31,7 +31,9 @@ impl Qwen35 {
             delta: Vec::new(),
         };
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
-        for (i, layer_type) in config.layer_types()?.into_iter().enumerate() {
+        let types = config.layer_types()?;
+        let n_full = types.iter().filter(|&&t| t == LayerType::Full).count();
+        for (i, layer_type) in types.into_iter().enumerate() {
             let at = load.at("layers").at(i);
             layers.push(match layer_type {
                 LayerType::Delta => {
@@ -40,11 +42,13 @@ impl Qwen35 {
                     Layer::Delta(mixer, Block::load(&at, &config)?, plan.delta.len() - 1)
                 }
                 LayerType::Full => {
-                    plan.groups[FULL].layers.push(config.kv_layer());
-                    Layer::Full(
-                        FullLayer::load(&at, &config)?,
-                        plan.groups[FULL].layers.len() - 1,
-                    )
+                    let own = &mut plan.groups[FULL].layers;
+                    let number = own.len();
+                    own.push(KvLayer {
+                        edge: Some(Edge::of(number, n_full)),
+                        ..config.kv_layer()
+                    });
+                    Layer::Full(FullLayer::load(&at, &config)?, number)
                 }
             });
         }

@@ -11,6 +11,7 @@ fn page(metrics: Metrics, http: &Http, name: &str, positions: usize) -> String {
         counters: Arc::default(),
         positions,
         drafters: Vec::new(),
+        kv: None,
     };
     render(&[source], http)
 }
@@ -24,6 +25,7 @@ fn several_models_share_each_series() {
         counters: Arc::default(),
         positions: 0,
         drafters: Vec::new(),
+        kv: None,
     };
     let http = Http::new(2);
     http.count(Some(1), "/v1/x", 200);
@@ -140,6 +142,7 @@ fn drafters_have_samples_before_they_guess() {
         counters: Arc::default(),
         positions: 3,
         drafters,
+        kv: None,
     };
     let page = render(&[source(vec!["mtp", "ngram"])], &Http::new(1));
     for name in ["rounds", "draft_tokens", "accepted_tokens"] {
@@ -151,4 +154,48 @@ fn drafters_have_samples_before_they_guess() {
     }
     let plain = render(&[source(Vec::new())], &Http::new(1));
     assert!(!plain.contains(",drafter="), "{plain}");
+}
+
+#[test]
+fn formats_of_keys_and_values_are_labels() {
+    let layers = |format: &str, layers, window| KvLayersInfo {
+        format: format.to_owned(),
+        layers,
+        window,
+    };
+    let source = Source {
+        model: "m".to_owned(),
+        is_loaded: true,
+        metrics: None,
+        counters: Arc::default(),
+        positions: 0,
+        drafters: Vec::new(),
+        kv: Some(KvFormats {
+            name: "turbo4,turbo3,protect=1".to_owned(),
+            layers: vec![
+                layers("turbo4,turbo3", 3, None),
+                layers("q8_0", 2, Some(128)),
+            ],
+        }),
+    };
+    let page = render(&[source], &Http::new(1));
+    let lines = |name: &str| {
+        let lines = page.lines().filter(|line| line.starts_with(name));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let info = lines("vllm:cache_config_info{").concat();
+    assert!(
+        info.contains("cache_dtype=\"turbo4,turbo3,protect=1\"}"),
+        "{info}"
+    );
+    let layers = lines("paceline:kv_cache_layers{");
+    assert_eq!(layers.len(), 2, "{page}");
+    assert!(
+        layers[0].ends_with(",format=\"turbo4,turbo3\",window=\"\"} 3"),
+        "{layers:?}"
+    );
+    assert!(
+        layers[1].ends_with(",format=\"q8_0\",window=\"128\"} 2"),
+        "{layers:?}"
+    );
 }

@@ -107,6 +107,7 @@ fn meta(loaded: &Loaded) -> Value {
         "backend": info.backend,
         "sequences": info.sequences,
         "kv_format": info.kv_format,
+        "kv_layers": info.kv_layers,
         "kv_token_bytes": info.kv_token_bytes,
         "memory_bytes": info.memory_bytes,
         "has_chat_template": loaded.engine.text().template.is_some(),

@@ -28,9 +28,8 @@ use super::{BenchLength, Loaded};
 use crate::args::{BenchArgs, OutputArgs};
 use crate::model;
 use anyhow::Result;
-use backend::KvFormat;
 use cell::{Known, Texts};
-use engine::{DraftChoice, EngineOptions, LoadOptions, Model, ModelInfo, StepSink};
+use engine::{DraftChoice, EngineOptions, KvPlan, LoadOptions, Model, ModelInfo, StepSink};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -224,7 +223,7 @@ impl Grid<'_> {
     fn cell(
         &mut self,
         mut model: Model,
-        (context, kv, batch): (usize, KvFormat, usize),
+        (context, kv, batch): (usize, KvPlan, usize),
         texts: &Texts,
         known: &mut Known,
     ) -> Result<Model> {
@@ -278,7 +277,7 @@ impl Grid<'_> {
     fn resize(
         &self,
         model: &mut Model,
-        (kv, batch): (KvFormat, usize),
+        (kv, batch): (KvPlan, usize),
         texts: &Texts,
     ) -> Result<Sizes, String> {
         let prompt_tokens = texts.longest();
@@ -326,7 +325,7 @@ impl Grid<'_> {
 }
 
 impl Cell {
-    fn new(context: usize, kv: KvFormat, batch: usize) -> Cell {
+    fn new(context: usize, kv: KvPlan, batch: usize) -> Cell {
         Cell {
             context,
             kv_format: kv.to_string(),
