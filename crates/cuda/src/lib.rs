@@ -328,6 +328,11 @@ impl Store for Cuda {
         values.into()
     }
 
+    fn free_memory(&self) -> Option<u64> {
+        let (free, total) = self.device.driver.memory();
+        (total > 0).then_some(free as u64)
+    }
+
     fn kv(&self, spec: KvSpec) -> Kv {
         attention::kv(self, spec)
     }

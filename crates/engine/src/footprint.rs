@@ -1,6 +1,7 @@
 //! What requests take beside the weights.
 
 use crate::Model;
+use crate::memory_plan::longest_context;
 use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use models::Target;
 
@@ -128,7 +129,10 @@ impl Model {
     /// Counts again what KV caches and recurrent states take.
     pub(crate) fn count_memory(&mut self) {
         let size = self.speculator.memory().size();
+        let most = self.info.context_max;
         self.info.memory_bytes = Planned::all_bytes(&self.plans, size);
         self.info.kv_token_bytes = Planned::token_bytes(&self.plans, size);
+        self.info.kv_tokens = size.running_tokens();
+        self.info.context_fits = longest_context(&self.budget, &self.plans, size, most);
     }
 }
