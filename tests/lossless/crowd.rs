@@ -3,8 +3,8 @@
 
 use cpu::{Cpu, CpuOptions};
 use engine::{
-    DraftChoice, Engine, EngineError, EngineOptions, Event, KvMemory, LoadOptions, Model, PAGE_ROWS,
-    Probing, Request, Sampling, Source,
+    DraftChoice, Engine, EngineError, EngineOptions, Event, KvMemory, LoadOptions, Model,
+    PAGE_ROWS, Probing, Request, Sampling, Source,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,8 +12,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use suites::repository;
 
-/// One with sliding windows, and one with recurrent state.
+/// One with sliding windows, and one with recurrent state and a head of its own.
 const MODELS: [&str; 2] = ["models/tiny-gemma4", "models/tiny-qwen3.5"];
+/// The head of the first.
+const ASSISTANT: &str = "models/tiny-gemma4-assistant";
 
 /// Requests at once.
 const REQUESTS: usize = 64;
@@ -40,6 +42,7 @@ fn many_texts_in_a_memory_for_few_are_those_of_texts_alone() {
             let drafts = matches!(draft, DraftChoice::Auto);
             let crowded = LoadOptions {
                 draft,
+                drafters: vec![Source::Folder(repository(ASSISTANT))],
                 kv_memory: KvMemory::Bytes(bytes(model)),
                 ..options()
             };
@@ -97,21 +100,25 @@ fn bytes(model: &str) -> u64 {
         Ok(_) => panic!("one byte is too little"),
     };
     let model = load(model, &options()).unwrap();
-    let page = model.request_bytes(CONTEXT).target - model.request_bytes(CONTEXT - PAGE_ROWS).target;
+    let page =
+        model.request_bytes(CONTEXT).target - model.request_bytes(CONTEXT - PAGE_ROWS).target;
     least + ((WHOLE - 1) * CONTEXT / PAGE_ROWS) as u64 * page
 }
 
-/// Request number `i`: short or long, a few to the end of the context, greedy or sampled. Who is admitted has
-/// room for 64 tokens more, so some write more than that.
+/// Request number `i`: the first ones write more than the 64 tokens that there is room for when they begin, the
+/// others are short or long, two of them as long as the context; greedy or sampled.
 fn request(i: usize) -> Request {
-    let n_prompt = [8, 40, 70, 100, 60, 120][i % 6] + i % 5;
+    let (n_prompt, n_written) = match i {
+        0..24 => (45 + i % 20, Some(90)),
+        24 | 44 => (150, None),
+        _ => (
+            [8, 40, 70, 100, 130, 190][i % 6] + i % 5,
+            Some(2 + i * 7 % 23),
+        ),
+    };
     let prompt = (0..n_prompt).map(|k| (300 + (k * k * 7 + i * (k + 3) * 11) % 531) as u32);
     Request {
-        max_tokens: match i % 16 {
-            15 => None,
-            3 | 7 | 11 => Some(110),
-            _ => Some(4 + i * 7 % 23),
-        },
+        max_tokens: n_written,
         ignore_eos: true,
         sampling: Sampling {
             temperature: [0.0, 0.8][i / 2 % 2],

@@ -5,9 +5,7 @@
 //! over all keys are sums of splits, so they lose no more than sums over a few hundred numbers.
 
 use crate::writing::backend;
-use backend::{
-    Attention, Backend, Batch, BatchSeq, KvFormat, Position, Reference, Rope, Row,
-};
+use backend::{Attention, Backend, Batch, BatchSeq, KvFormat, Position, Reference, Rope, Row};
 use cache::{GroupPlan, KeptSize, Memory, MemoryPlan, MemorySize};
 use cpu::Isa;
 use std::sync::Arc;

@@ -135,7 +135,9 @@ impl MemorySize {
     /// Tokens for which running sequences have keys and values together, in layers that see all tokens.
     pub fn running_tokens(&self) -> usize {
         let one = self.pages(None);
-        let pages = self.running_pages.map_or(usize::MAX, |pages| pages.max(one));
+        let pages = self
+            .running_pages
+            .map_or(usize::MAX, |pages| pages.max(one));
         let all = self.sequences.saturating_mul(one);
         // A page of each sequence may be filled in part.
         let tokens = self.sequences.saturating_mul(self.context);

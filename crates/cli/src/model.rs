@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
 use engine::{
-    DraftChoice, Engine, EngineError, KvMemory, LoadOptions, LoadProgress, Model, ModelInfo, Placement,
-    Probing, Source, Text,
+    DraftChoice, Engine, EngineError, KvMemory, LoadOptions, LoadProgress, Model, ModelInfo,
+    Placement, Probing, Source, Text,
 };
 use serde_json::{Map, Value};
 use server::Loading;

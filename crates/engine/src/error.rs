@@ -209,7 +209,10 @@ impl fmt::Display for TooLarge {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         let (sequences, context) = (self.sequences, self.context);
         match self.shared {
-            false => write!(f, "the KV cache of {sequences} requests of {context} tokens")?,
+            false => write!(
+                f,
+                "the KV cache of {sequences} requests of {context} tokens"
+            )?,
             true => write!(
                 f,
                 "the KV cache that {sequences} requests share, one of them of {context} tokens,"

@@ -4,8 +4,8 @@
 use cpu::{Cpu, CpuOptions};
 use engine::{
     CancelToken, DraftChoice, Embedding, Engine, EngineError, EngineOptions, Event, FinishReason,
-    GrammarSpec, KvMemory, LoadOptions, Pooling, Probing, Request, RequestOutcome, Sampling, Source,
-    TopLogprobs, WrittenToken,
+    GrammarSpec, KvMemory, LoadOptions, Pooling, Probing, Request, RequestOutcome, Sampling,
+    Source, TopLogprobs, WrittenToken,
 };
 use std::path::Path;
 use std::sync::Arc;

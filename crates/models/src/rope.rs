@@ -68,12 +68,7 @@ impl RopeScaling {
     }
 
     /// The frequencies of a rotation of `dim` columns, in a model of `known` positions.
-    pub(crate) fn apply(
-        &self,
-        theta: f64,
-        dim: usize,
-        known: usize,
-    ) -> Result<Scaled, ModelError> {
+    pub(crate) fn apply(&self, theta: f64, dim: usize, known: usize) -> Result<Scaled, ModelError> {
         let plain = Scaled {
             frequencies: frequencies(theta, dim, dim / 2),
             length: 1.0,
@@ -118,9 +113,8 @@ impl RopeScaling {
             }
             "yarn" => {
                 // The pair that turns so many times in all positions of the training.
-                let pair = |turns: f64| {
-                    dim as f64 * (trained / (turns * TAU)).ln() / (2.0 * theta.ln())
-                };
+                let pair =
+                    |turns: f64| dim as f64 * (trained / (turns * TAU)).ln() / (2.0 * theta.ln());
                 let first = pair(self.beta_fast.unwrap_or(32.0)).floor().max(0.0);
                 let last = pair(self.beta_slow.unwrap_or(1.0)).ceil();
                 let last = last.min(dim as f64 - 1.0);
@@ -251,7 +245,10 @@ mod tests {
         for (config, what) in [
             (json!({"rope_type": "dynamic", "factor": 2.0}), "`dynamic`"),
             (json!({"rope_type": "longrope"}), "`longrope`"),
-            (json!({"rope_type": "linear", "factor": 0.5}), "factor of 0.5"),
+            (
+                json!({"rope_type": "linear", "factor": 0.5}),
+                "factor of 0.5",
+            ),
             (
                 json!({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": -1.0}),
                 "of -1 positions",

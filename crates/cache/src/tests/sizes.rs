@@ -58,7 +58,10 @@ fn the_longest_context_is_the_last_that_fits() {
         let within = |budget| size.context_within(budget, 1 << 20, bytes);
         assert_eq!(within(with(context)), context);
         assert_eq!(within(with(context) - 1), context - PAGE_ROWS);
-        assert_eq!(size.context_within(with(context), context - 1, bytes), context - 1);
+        assert_eq!(
+            size.context_within(with(context), context - 1, bytes),
+            context - 1
+        );
     }
     assert_eq!(size.context_within(0, 1 << 20, bytes), 0);
 }

@@ -27,7 +27,9 @@ use crate::resolve::{self, Resolved};
 use crate::{model, words};
 use anyhow::{Context, Result};
 use cells::{Author, Cell, Plain};
-use engine::{DraftChoice, DraftLength, Engine, EngineOptions, KvMemory, LoadOptions, Model, Source};
+use engine::{
+    DraftChoice, DraftLength, Engine, EngineOptions, KvMemory, LoadOptions, Model, Source,
+};
 use features::{FEATURES, Mode};
 use serde::Serialize;
 use server::{ModelConfig, RequestReader};

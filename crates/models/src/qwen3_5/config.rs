@@ -237,7 +237,9 @@ impl Config {
         require(turned.is_multiple_of(2) && turned <= self.head_dim, || {
             format!("{turned} rotary columns of {}", self.head_dim)
         })?;
-        let scaled = self.scaling().apply(theta, turned, self.max_position_embeddings)?;
+        let scaled = self
+            .scaling()
+            .apply(theta, turned, self.max_position_embeddings)?;
         Ok((turned, scaled))
     }
 

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use engine::{
-    CacheFolder, DraftChoice, Engine, EngineError, EngineOptions, KvMemory, LoadOptions, PageSink, Source,
+    CacheFolder, DraftChoice, Engine, EngineError, EngineOptions, KvMemory, LoadOptions, PageSink,
+    Source,
 };
 use serde_json::Value;
 use server::{Config, ModelConfig, Models, ServeError};

@@ -164,7 +164,9 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
     let scaling = file.get("rope.scaling.type");
     let scaling = scaling.as_ref().and_then(Value::as_str);
     let scaling = scaling.filter(|kind| *kind != "none");
-    let factor = file.float("rope.scaling.factor").filter(|_| scaling.is_some());
+    let factor = file
+        .float("rope.scaling.factor")
+        .filter(|_| scaling.is_some());
     // Files have what is multiplied with the usual length of queries and keys, and configurations the product.
     let attention_factor = file.float("rope.scaling.attn_factor").zip(factor);
     let attention_factor = attention_factor.map(|(a, s)| a * (0.1 * s.ln() + 1.0));
@@ -278,7 +280,12 @@ fn keys(keys: &mut Keys<'_>, _config: &Json) {
     }
     keys.float("rope.freq_base", theta);
     let older = &keys.text["rope_scaling"];
-    let kind = |of: &Json| of["rope_type"].as_str().or(of["type"].as_str()).map(str::to_owned);
+    let kind = |of: &Json| {
+        of["rope_type"]
+            .as_str()
+            .or(of["type"].as_str())
+            .map(str::to_owned)
+    };
     let is_stretched = |of: &&Json| kind(of).is_some_and(|kind| kind != "default");
     if let Some(scaling) = [rope, older].into_iter().find(is_stretched) {
         let (kind, factor) = (kind(scaling), scaling["factor"].as_f64());
