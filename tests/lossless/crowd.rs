@@ -60,7 +60,7 @@ fn many_texts_in_a_memory_for_few_are_those_of_texts_alone() {
             let counters = crowded.counters();
             let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             assert_eq!(read(&counters.finished), REQUESTS as u64, "{model}");
-// Drafts let some texts end long before others, which may leave room enough.
+            // Drafts let some texts end long before others, which may leave room enough.
             let preemptions = read(&counters.preemptions);
             assert!(drafts || preemptions > 0, "{model}: memory was short");
         }
