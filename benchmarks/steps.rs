@@ -719,6 +719,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                         batches: &batches,
                         choices: &choices,
                         list: None,
+                        wants_confidences: false,
                     };
                     let (target, own) = (&*target, &mut *memory);
                     let made = b.chain(&chain, &hidden, &mut |_, batch, x| {

@@ -397,6 +397,7 @@ fn with_states<'a>(
         sampling: request.sampling,
         history: request.history,
         draft_probs: request.draft_probs.as_deref_mut(),
+        confidences: None,
     };
     requests.iter_mut().map(own).collect()
 }

@@ -4,6 +4,7 @@ use crate::blocks::assert_lossless_with_blocks;
 use crate::constrained::assert_constraints_hold;
 use crate::disk::assert_files_change_nothing;
 use crate::edits::assert_edits_hold;
+use crate::formats::{assert_lossless_in_formats, two};
 use crate::guesses::assert_same_guesses;
 use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::{self, assert_lossless_over_splits};
@@ -17,7 +18,7 @@ use crate::several::{assert_drafters_can_be_replaced, assert_several_heads_chang
 use crate::share::assert_sharing_changes_nothing;
 use crate::sound::{HEARING, assert_sounds_change_nothing};
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
-use crate::writing::{Setup, assert_same, write};
+use crate::writing::{Setup, assert_same, compressed, rotated, write};
 use backend::{Backend, KvFormat, TokenList};
 use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::Fixed;
@@ -156,7 +157,10 @@ fn a_beginning_from_a_file_changes_nothing_on_a_gpu() {
         let mut formats = vec![KvFormat::both(&quant::kv::BF16)];
         // The others have heads smaller than a block.
         if subject.target.contains("qwen") {
-            formats.push(KvFormat::both(quant::kv_format("q8_0").unwrap()));
+            formats.push(compressed());
+        }
+        if subject.target.starts_with("models/") {
+            formats.push(rotated("turbo4"));
         }
         assert_files_change_nothing(s, subject, &formats, &gpu);
     }
@@ -166,8 +170,24 @@ fn a_beginning_from_a_file_changes_nothing_on_a_gpu() {
 fn speculation_never_changes_a_token_of_a_long_context_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
     for (s, &subject) in TINY.iter().enumerate() {
-        assert_lossless_over_splits(s, subject, &long::formats(subject, &gpu), &gpu);
+        assert_lossless_over_splits(s, subject, &long::formats(subject), &gpu);
     }
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_long_context_in_rotated_formats_on_a_gpu() {
+    let Some(gpu) = gpu() else { return };
+    for (s, &subject) in TRAINED.iter().enumerate().step_by(2) {
+        assert_lossless_over_splits(s, subject, &two(), &gpu);
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_in_any_format_of_keys_and_values_on_a_gpu() {
+    let (Some(one), Some(other)) = (gpu(), gpu()) else {
+        return;
+    };
+    assert_lossless_in_formats(&[one, other]);
 }
 
 fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {

@@ -28,9 +28,8 @@ fn prompts(vocab: u32, seed: u64) -> Vec<Vec<u32>> {
 }
 
 /// The formats of a seeded subject: codes where its heads are no smaller than a block of them.
-pub(crate) fn formats(subject: Subject, backend: &Arc<dyn Backend>) -> [KvFormat; 2] {
-    let codes = subject.target.contains("qwen") && !backend.name().contains("NVIDIA");
-    let second = match codes {
+pub(crate) fn formats(subject: Subject) -> [KvFormat; 2] {
+    let second = match subject.target.contains("qwen") {
         true => compressed(),
         false => KvFormat::both(&quant::kv::F32),
     };

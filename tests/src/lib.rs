@@ -239,6 +239,7 @@ impl Record for Recorder {
         work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
     ) -> Option<Chained> {
         let mut tokens: Vec<Vec<u32>> = Vec::new();
+        let mut confidences = Vec::new();
         let mut next: Option<Tensor> = None;
         let mut scratch = Scratch::default();
         for (i, (batch, choices)) in chain.batches.iter().zip(chain.choices).enumerate() {
@@ -249,6 +250,9 @@ impl Record for Recorder {
             let link = self
                 .chains
                 .then(|| work(i, &batch, next.as_ref().unwrap_or(x)))?;
+            if chain.wants_confidences {
+                confidences.push(self.inner.confidences(&link.logits));
+            }
             let logits = self.inner.download(&link.logits);
             let by_row = link.ids.as_ref().map(|ids| {
                 let ids = self.inner.download(ids);
@@ -271,7 +275,11 @@ impl Record for Recorder {
             tokens.push(chosen.collect());
             next = link.next.or(next);
         }
-        Some(Chained { tokens, next })
+        Some(Chained {
+            tokens,
+            confidences,
+            next,
+        })
     }
 
     fn note(&self, name: Arguments<'_>, x: &Tensor) {

@@ -61,6 +61,9 @@ pub struct Capabilities {
     /// ([`Sample::choose_tokens`](crate::Sample::choose_tokens)). Otherwise whoever asks does both
     /// with a copy of the logits.
     pub edits: bool,
+    /// Whether steps are recorded when their kind comes the first times, and replayed later
+    /// ([`Record::step`](crate::Record::step)): kinds that are run before anybody waits are fast from then on.
+    pub records: bool,
     /// Whether the device has memory of its own. It then says itself when that is full,
     /// and takes nothing from a limit on the host's memory.
     pub own_memory: bool,
@@ -75,6 +78,7 @@ impl Default for Capabilities {
             mapped_weights: false,
             masks: false,
             edits: false,
+            records: false,
             own_memory: false,
         }
     }

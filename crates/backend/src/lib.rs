@@ -70,7 +70,7 @@ pub use moe::{Choice, Expert, Experts};
 pub use ops::{Activation, Attention, DeltaWeights, NEAR_ROWS_MAX, NearAttention, Ops, Rope};
 pub use record::{Chain, Chained, DeviceError, Link, Record, StepKey};
 pub use reference::Reference;
-pub use sample::Sample;
+pub use sample::{Sample, confidence};
 pub use store::Store;
 pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
 
@@ -81,7 +81,7 @@ pub const SPLIT_ROWS: usize = 512;
 /// The version of the definitions of ops, and of the layouts in which devices save keys, values and
 /// states. A change of either that changes bits raises it, so that nobody goes on from bits that were
 /// saved before.
-pub const NUMERICS: u32 = 1;
+pub const NUMERICS: u32 = 2;
 
 /// A device.
 pub trait Backend: Store + Ops + Sample + Record {

@@ -51,6 +51,8 @@ pub struct Chain<'a> {
     pub choices: &'a [Vec<TokenChoice>],
     /// The tokens that are scored, if not all.
     pub list: Option<&'a TokenList>,
+    /// Whether [`Chained::confidences`] are wanted.
+    pub wants_confidences: bool,
 }
 
 /// What a step of a [`Chain`] makes.
@@ -70,6 +72,8 @@ pub struct Link {
 pub struct Chained {
     /// By step, each row's token.
     pub tokens: Vec<Vec<u32>>,
+    /// By step, the [confidence](Sample::confidences) of each row's logits, if these were wanted.
+    pub confidences: Vec<Vec<f32>>,
     /// The last of [`Link::next`]; lasts until the next step or chain of the same key.
     pub next: Option<Tensor>,
 }
@@ -109,6 +113,19 @@ pub trait Record: Store {
     ) -> Option<Chained> {
         let _ = (chain, x, work);
         None
+    }
+
+    /// Whether a step or a chain since the last call was among the first of its kind, which take longer than later ones,
+    /// as where a device compiles and records it. False, by default.
+    fn take_first_runs(&self) -> bool {
+        false
+    }
+
+    /// Whether a step of `key` without inputs, of so many rows and sequences, runs as it will from now on: whether it is
+    /// recorded, on a device that records steps. True, by default.
+    fn is_recorded(&self, key: StepKey, rows: usize, sequences: usize) -> bool {
+        let _ = (key, rows, sequences);
+        true
     }
 
     /// Threads of the host that the device computes with, and that are free between steps: 1 where there are

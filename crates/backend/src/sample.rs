@@ -66,6 +66,13 @@ pub trait Sample: Store {
         rows.iter().map(of).collect()
     }
 
+    /// The probability of each row's likeliest token, to a few digits: how sure a row of logits is. 0 for a row that
+    /// [gives no token](gives_token). Nothing that is written may depend on it.
+    fn confidences(&self, x: &Tensor) -> Vec<f32> {
+        let (values, cols) = (self.download(x), x.cols());
+        values.chunks_exact(cols).map(confidence).collect()
+    }
+
     /// What the rows of logits that `asked` names say of the token beside each, and their
     /// `n` likeliest, as [`Likeliest::of`] has it. Waits for the device.
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {
@@ -74,5 +81,75 @@ pub trait Sample: Store {
             Likeliest::of(&values[row * cols..(row + 1) * cols], token, n)
         };
         asked.iter().map(of).collect()
+    }
+}
+
+/// The probability of the likeliest token of a row of logits, to a few digits; 0 for a row that [gives no
+/// token](gives_token).
+pub fn confidence(row: &[f32]) -> f32 {
+    let (lanes, rest) = row.as_chunks::<16>();
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut largest = [f32::NEG_INFINITY; 16];
+    for x in lanes {
+        (0..16).for_each(|i| largest[i] = larger(largest[i], x[i]));
+    }
+    let all = largest.into_iter().chain(rest.iter().copied());
+    let largest = all.fold(f32::NEG_INFINITY, larger);
+    let mut sums = [0.0; 16];
+    for x in lanes {
+        (0..16).for_each(|i| sums[i] += rough_exp(x[i] - largest));
+    }
+    let sum: f32 =
+        sums.iter().sum::<f32>() + rest.iter().map(|&x| rough_exp(x - largest)).sum::<f32>();
+    let confidence = 1.0 / sum;
+    if confidence.is_finite() {
+        confidence
+    } else {
+        0.0
+    }
+}
+
+/// `e^d` for `d <= 0`, to 4 digits; 0 from about -87 on. NaN stays NaN.
+fn rough_exp(d: f32) -> f32 {
+    // 2^d = 2^n 2^r: n to the exponent, r in -0.5..=0.5 by its series.
+    let x = (d * std::f32::consts::LOG2_E).max(-126.0);
+    let shifted = x + 12_582_912.0;
+    let r = (x - (shifted - 12_582_912.0)) * std::f32::consts::LN_2;
+    let power = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r / 24.0)));
+    let n = shifted.to_bits().wrapping_sub(0x4b40_0000) << 23;
+    let e = f32::from_bits(power.to_bits().wrapping_add(n));
+    if d > -87.0 { e } else { d * 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::confidence;
+
+    #[test]
+    fn the_likeliest_token_has_its_share_of_all_exponentials() {
+        let row: Vec<f32> = (0..1003)
+            .map(|i| ((i * 37) % 101) as f32 * 0.09 - 4.0)
+            .collect();
+        for row in [
+            &row[..],
+            &row[..5],
+            &row[..16],
+            &[3.0],
+            &[0.0, -200.0, -1e30],
+        ] {
+            let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            let sum: f64 = row.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
+            let told = f64::from(confidence(row));
+            assert!((told * sum - 1.0).abs() < 1e-3, "{told} of {}", 1.0 / sum);
+        }
+        assert_eq!(confidence(&[0.0, f32::NEG_INFINITY]), 1.0);
+        for bad in [
+            [f32::NAN, 0.0],
+            [0.0, f32::NAN],
+            [f32::NEG_INFINITY; 2],
+            [f32::INFINITY, 0.0],
+        ] {
+            assert_eq!(confidence(&bad), 0.0, "{bad:?}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 // Attention over the paged KV cache, for every architecture: decoding and prompts, in f32 and on tensor cores
-// (mma.sync), and the merge of split-KV partial results. attention.cuh says how sums go, and goes before this.
+// (mma.sync), and the merge of split-KV partial results. attention.cuh, which says how sums go, and kv_fragment.cuh go
+// before this. Queries of rotated keys come rotated, and outputs of rotated values leave so (kv_rotate.cu).
 //
 //   global               shared                          registers
 //   q -- f16 ----------> [query tiles] ----------------> A +
@@ -98,6 +99,18 @@ KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
 }
 #if !TENSOR_CORES
 #define LN2 0.69314718055994530942f
+// Column `c` of key `key` of a page of `e` columns, as f32.
+template <bool VALUES>
+DEVICE float load_kv(const u8 *page, int e, u32 key, int c) {
+    typedef KvFormat<VALUES> F;
+    if (!F::IS_PACKED) return KvElement<VALUES>::load(page + (key * e + c) * KvElement<VALUES>::BYTES);
+    const u32 code = F::load_code(page, e, key, c);
+    const u16 *scales = (const u16 *) (page + F::scales_of(e, c / 32, key / 32));
+    float level;
+    if constexpr (F::IS_LEVELS) level = level_of<F::BITS>(code);
+    else level = F::BITS == 8 ? (float) (signed char) code : (float) ((int) code - (1 << (F::BITS - 1)));
+    return level * f16_to_f32(scales[F::scale_index(key % 32)]);
+}
 // One split of one row and head by 128 threads. Scores: a warp a key, 32 partial sums and a tree. Then a thread a
 // column, keys ascending.
 DEVICE void split_attention(const AttentionArgs &a, u32 row, int head, u32 split, u32 begin, u32 end, const float *q,
@@ -107,15 +120,13 @@ DEVICE void split_attention(const AttentionArgs &a, u32 row, int head, u32 split
               last = (split + 1) * SPLIT_KEYS < end ? (split + 1) * SPLIT_KEYS : end;
     const u32 *table = a.batch.table(a.batch.seq_of(row), a.group);
     const int kv_head = head / (a.heads / a.kv_heads);
-    auto at = [&](u32 key) {
-        return (((u64) table[key / PAGE_ROWS] * a.kv_heads + kv_head) * PAGE_ROWS + key % PAGE_ROWS) * e;
-    };
+    auto page_of_head = [&](u32 key) { return (u64) table[key / PAGE_ROWS] * a.kv_heads + kv_head; };
     for (int i = threadIdx.x; i < SPLIT_KEYS; i += 128) scores[i] = -INF;
     __syncthreads();
     for (u32 key = first + warp; key < last; key += 4) {
-        const KvElement *k = (const KvElement *) a.keys + at(key);
+        const u8 *page = a.keys + page_of_head(key) * kv_page_bytes<false>(e);
         float s = 0.0f;
-        for (int c = lane; c < e; c += 32) s = fmaf(q[c], from_kv(k[c]), s);
+        for (int c = lane; c < e; c += 32) s = fmaf(q[c], load_kv<false>(page, e, key % PAGE_ROWS, c), s);
         s = warp_sum(s) * (a.scale * LOG2E);
         if (lane == 0) scores[key % SPLIT_KEYS] = s;
     }
@@ -137,11 +148,12 @@ DEVICE void split_attention(const AttentionArgs &a, u32 row, int head, u32 split
 #pragma unroll
     for (int i = 0; i < 4; i++) o[i] = 0.0f;
     for (u32 key = first; key < last; key++) {
-        const KvElement *v = (const KvElement *) a.values + at(key);
+        const u8 *page = a.values + page_of_head(key) * kv_page_bytes<true>(e);
         const float p = scores[key % SPLIT_KEYS];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if ((int) threadIdx.x + i * 128 < e) o[i] = fmaf(p, from_kv(v[threadIdx.x + i * 128]), o[i]);
+            if ((int) threadIdx.x + i * 128 < e)
+                o[i] = fmaf(p, load_kv<true>(page, e, key % PAGE_ROWS, threadIdx.x + i * 128), o[i]);
     }
     __syncthreads();
 }
@@ -208,50 +220,6 @@ DEVICE void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-// The lane's B fragments of rows 8 n to 8 n + 7 of a tile, in global memory or SHARED: 32 columns as f16 pairs.
-template <bool VALUES, bool SHARED>
-DEVICE uint4 load_fragment(const u8 *tile, int n) {
-    const int lane = threadIdx.x & 31;
-#if KV_FORMAT == 3
-    auto two = [](u32 codes, u32 scales) { // codes are 1152 less than the number that 0x64 makes of their bytes
-        u32 v;
-        asm("{.reg .b32 v; sub.f16x2 v, %1, %2; mul.f16x2 %0, v, %3;}"
-            : "=r"(v)
-            : "r"(codes), "r"(0x64806480), "r"(scales));
-        return v;
-    };
-    const int row = 8 * n + (lane >> 2), t = lane & 3;
-    const uint2 *from = (const uint2 *) (tile + row * 32) + t;
-    const uint2 codes = SHARED ? *from : __ldg(from);
-    uint4 scales;
-    if (VALUES) {
-        const uint4 *of = (const uint4 *) (tile + 1024) + t;
-        scales = SHARED ? *of : __ldg(of);
-    } else {
-        const u16 *of = (const u16 *) (tile + 1024) + row;
-        const u32 scale = SHARED ? *of : __ldg(of);
-        scales.x = scales.y = scales.z = scales.w = scale | scale << 16;
-    }
-    const u32 low = codes.x ^ 0x80808080, high = codes.y ^ 0x80808080;
-    return make_uint4(
-        two(__byte_perm(low, 0x64646464, 0x4140), scales.x), two(__byte_perm(low, 0x64646464, 0x4342), scales.y),
-        two(__byte_perm(high, 0x64646464, 0x4140), scales.z), two(__byte_perm(high, 0x64646464, 0x4342), scales.w));
-#else
-    uint4 v;
-    if (SHARED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(smem_address(tile + n * 512 + lane * 16))
-                     : "memory");
-    } else {
-        const u32 *from = (const u32 *) (tile + n * 512) + lane;
-        v = make_uint4(__ldg(from), __ldg(from + 32), __ldg(from + 64), __ldg(from + 96));
-    }
-    return v;
-#endif
-}
-
 // Loads tiles of queries to shared memory, four loads at once.
 DEVICE void load_queries(const AttentionArgs &a, const QueryTile &own, u16 *to, int tiles = 1) {
     for (int from = threadIdx.x; from < tiles * QUERY_TILE_ELEMENTS / 4; from += 4 * blockDim.x) {
@@ -297,24 +265,13 @@ DEVICE void clear(float (&v)[N][4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) v[n][i] = 0.0f;
 }
-// Fragments of a page in global memory: keys 8 n to 8 n + 7 by columns 32 b to 32 b + 31, and 8 columns of half the
-// values.
-DEVICE uint4 load_key(const u8 *page, int b, int n) {
-    return load_fragment<false, false>(page + (b * 2 + n / 4) * KV_TILE_BYTES, n % 4);
-}
-DEVICE uint4 load_value(const u8 *page, int column, int half) {
-    return load_fragment<true, false>(page + (half * (HEAD_DIM / 32) + column / 32) * KV_TILE_BYTES, column % 32 / 8);
-}
 // Prefetches a page's keys and values into L2; what another kernel appends meanwhile is read from the same cache.
 DEVICE void prefetch_page(const AttentionArgs &a, u32 page, int kv_head) {
 #if __CUDA_ARCH__ >= 900
     const int lane = threadIdx.x & 31;
-    const u8 *from = lane == 0 ? a.keys : a.values;
+    const u32 bytes = lane == 0 ? kv_page_bytes<false>(HEAD_DIM) : kv_page_bytes<true>(HEAD_DIM);
     if (lane < 2 && page != NO_PAGE)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + ((u64) page * a.kv_heads + kv_head) *
-                                                                                   KV_PAGE_BYTES),
-                     "n"(KV_PAGE_BYTES)
-                     : "memory");
+        bulk_prefetch_l2((lane == 0 ? a.keys : a.values) + ((u64) page * a.kv_heads + kv_head) * bytes, bytes);
 #endif
 }
 
@@ -419,23 +376,25 @@ DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, 
     typedef WarpSplit<W> Of;
     constexpr int N = Of::N, GROUP = Of::GROUP, AHEAD = divisor(HEAD_DIM / 32, 16 / N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u64 base = ((u64) page * a.kv_heads + own.kv_head) * KV_PAGE_BYTES;
+    const u64 of_head = (u64) page * a.kv_heads + own.kv_head;
+    const u8 *keys = a.keys + of_head * kv_page_bytes<false>(HEAD_DIM),
+             *values = a.values + of_head * kv_page_bytes<true>(HEAD_DIM);
     uint4 k[AHEAD][N], v[2][GROUP];
     auto load_keys = [&](int b) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
 #pragma unroll
-            for (int n = 0; n < N; n++) k[i][n] = load_key(a.keys + base, b + i, N * warp + n);
+            for (int n = 0; n < N; n++) k[i][n] = load_key(keys, b + i, N * warp + n);
     };
     // Columns `from` to `to` of the groups that a warp takes at a time.
-    auto load_values = [&](int c, int from, int to) {
+    auto load_values_of = [&](int c, int from, int to) {
 #pragma unroll
-        for (int b = 0; b < 2; b++)
-#pragma unroll
-            for (int n = from; n < to; n++) v[b][n] = load_value(a.values + base, warp * Of::COLUMNS + (c + n) * 8, b);
+        for (int b = 0; b < 2; b++) load_values<Of::COLUMNS>(values, warp * Of::COLUMNS + c * 8, b, from, to, v[b]);
     };
     load_keys(0);
-    load_values(0, 0, GROUP / 2);
+    // What has to be unpacked would wait in more registers than it comes in.
+    constexpr int EARLY = VALUES_ARE_QUADS ? 0 : GROUP / 2;
+    load_values_of(0, 0, EARLY);
     load();
     __syncthreads(); // the queries are there, and nobody reads the scores before
     float mine[N][4];
@@ -446,14 +405,14 @@ DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, 
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) mma_scores(mine, queries + (b + i) * TILE_QUERIES * 32 + g * 32 + 8 * t, k[i]);
     }
-    load_values(0, GROUP / 2, GROUP);
+    load_values_of(0, EARLY, GROUP);
     Of::put(a, own, mine, at, scores);
     __syncthreads();
     const PageSoftmax p = Of::get(scores);
     out.unit(at * PAGE_ROWS, p.max, p.sum);
 #pragma unroll 1
     for (int c = 0; c < Of::COLUMN_GROUPS; c += GROUP) {
-        if (c > 0) load_values(c, 0, GROUP);
+        if (c > 0) load_values_of(c, 0, GROUP);
         float o[GROUP][4];
         clear(o);
 #pragma unroll
@@ -467,7 +426,8 @@ DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages
                          float *scores, Out &out) {
     typedef WarpSplit<W> Of;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u8 *keys = a.keys + (u64) own.kv_head * KV_PAGE_BYTES, *values = a.values + (u64) own.kv_head * KV_PAGE_BYTES;
+    constexpr u32 KEY_BYTES = kv_page_bytes<false>(HEAD_DIM), VALUE_BYTES = kv_page_bytes<true>(HEAD_DIM);
+    const u8 *keys = a.keys + (u64) own.kv_head * KEY_BYTES, *values = a.values + (u64) own.kv_head * VALUE_BYTES;
     __syncthreads(); // nobody reads the scores before
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
@@ -479,7 +439,7 @@ DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages
             uint4 k[Of::N];
 #pragma unroll
             for (int n = 0; n < Of::N; n++)
-                k[n] = load_key(keys + (u64) page * a.kv_heads * KV_PAGE_BYTES, b, Of::N * warp + n);
+                k[n] = load_key(keys + (u64) page * a.kv_heads * KEY_BYTES, b, Of::N * warp + n);
             mma_scores(mine, queries + b * TILE_QUERIES * 32 + g * 32 + 8 * t, k);
         }
         Of::put(a, own, mine, split * 4 + i, scores + i * PAGE_SCORES);
@@ -508,10 +468,8 @@ DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 uint4 v[Of::GROUP];
-#pragma unroll
-                for (int n = 0; n < Of::GROUP; n++)
-                    v[n] = load_value(values + (u64) page * a.kv_heads * KV_PAGE_BYTES,
-                                      warp * Of::COLUMNS + (c + n) * 8, b);
+                load_values<Of::COLUMNS>(values + (u64) page * a.kv_heads * VALUE_BYTES, warp * Of::COLUMNS + c * 8, b,
+                                         0, Of::GROUP, v);
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     mma_values(o, rescale_fragment(p[i][2 * b + j], first.rescales[i], second.rescales[i]), v, j);
@@ -618,6 +576,18 @@ KERNEL __launch_bounds__(128, 2) attention_decode(AttentionArgs a) {
 // `attend_page` and `attend_split`.
 
 #define WARPS 8
+// Bytes of a stage: two tiles of keys or of values, and the scales of these.
+template <bool VALUES>
+DEVICE constexpr int stage_bytes() {
+    return 2 * KvFormat<VALUES>::TILE_BYTES + (KvFormat<VALUES>::IS_PACKED ? 128 : 0);
+}
+#define STAGE_BYTES (stage_bytes<false>() > stage_bytes<true>() ? stage_bytes<false>() : stage_bytes<true>())
+// Where a stage comes from.
+struct StageSource {
+    const u8 *first, *second; // tiles
+    const u8 *scales;
+    u32 tile_bytes, scale_bytes;
+};
 // A warp's pipeline of D stages: bulk copies from compute capability 9.0 on, cp.async before. All lanes call
 // everything.
 template <int D>
@@ -635,24 +605,29 @@ struct WarpPipeline {
         __syncwarp();
 #endif
     }
-    // Copies the two tiles of a stage, or none where the page does not exist.
-    DEVICE void produce(u32 slot, bool there, const u8 *first, const u8 *second) const {
+    // Copies a stage, or nothing where the page does not exist.
+    DEVICE void produce(u32 slot, bool there, const StageSource &from) const {
         const int lane = threadIdx.x & 31;
-        const u32 at = to + slot * 2 * KV_TILE_BYTES;
+        const u32 at = to + slot * STAGE_BYTES;
 #if __CUDA_ARCH__ >= 900
         if (lane == 0) {
-            mbarrier_expect_tx(barriers + 8 * slot, there ? 2 * KV_TILE_BYTES : 0);
+            mbarrier_expect_tx(barriers + 8 * slot, there ? 2 * from.tile_bytes + from.scale_bytes : 0);
             if (there) {
-                bulk_copy(at, first, KV_TILE_BYTES, barriers + 8 * slot);
-                bulk_copy(at + KV_TILE_BYTES, second, KV_TILE_BYTES, barriers + 8 * slot);
+                bulk_copy(at, from.first, from.tile_bytes, barriers + 8 * slot);
+                bulk_copy(at + from.tile_bytes, from.second, from.tile_bytes, barriers + 8 * slot);
+                if (from.scale_bytes)
+                    bulk_copy(at + 2 * from.tile_bytes, from.scales, from.scale_bytes, barriers + 8 * slot);
             }
         }
 #else
-        for (int i = 16 * lane; there && i < KV_TILE_BYTES; i += 512) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i), "l"(first + i) : "memory");
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + KV_TILE_BYTES + i), "l"(second + i)
-                         : "memory");
+        auto copy = [&](u32 to, const u8 *from) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+        };
+        for (int i = 16 * lane; there && i < from.tile_bytes; i += 512) {
+            copy(at + i, from.first + i);
+            copy(at + from.tile_bytes + i, from.second + i);
         }
+        if (there && 16 * lane < from.scale_bytes) copy(at + 2 * from.tile_bytes + 16 * lane, from.scales + 16 * lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
     }
@@ -664,7 +639,7 @@ struct WarpPipeline {
         asm volatile("cp.async.wait_group %0;" ::"n"(D - 1) : "memory");
         __syncwarp();
 #endif
-        return stages_smem + slot * 2 * KV_TILE_BYTES;
+        return stages_smem + slot * STAGE_BYTES;
     }
     DEVICE void next() {
         if (++slot == D) slot = 0, round++;
@@ -677,8 +652,8 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
     float4 *scores =
         (float4 *) (queries + M * QUERY_TILE_ELEMENTS);     // [M, 4, 8, 32] a lane's scores; then its probabilities
     float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);    // [M, 4, TILE_QUERIES] maximum and sum of a page
-    u8 *stages_smem = (u8 *) (sums + M * 4 * TILE_QUERIES); // [WARPS, D, 2] tiles
-    u64 *barriers = (u64 *) (stages_smem + WARPS * D * 2 * KV_TILE_BYTES);
+    u8 *stages_smem = (u8 *) (sums + M * 4 * TILE_QUERIES); // [WARPS, D] stages
+    u64 *barriers = (u64 *) (stages_smem + WARPS * D * STAGE_BYTES);
     float4 *total = (float4 *) (barriers + WARPS * D) + threadIdx.x; // [M, COLUMN_BLOCKS, 4, 256], if WHOLE_CONTEXT
     constexpr int KEY_STAGES = HEAD_DIM / 64, COLUMN_BLOCKS = HEAD_DIM / 256,
                   SPLIT_STAGES = KEY_STAGES + 4 * COLUMN_BLOCKS;
@@ -721,7 +696,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
     u32 split = own.least / SPLIT_KEYS + (WHOLE_CONTEXT ? 0 : blockIdx.y / a.kv_heads);
     if (split * SPLIT_KEYS >= own.most) return;
     u32 pages = own.load_page_of_split(table, split), after = own.load_page_of_split(table, split + step);
-    WarpPipeline<D> stages(stages_smem + warp * D * 2 * KV_TILE_BYTES, barriers + warp * D);
+    WarpPipeline<D> stages(stages_smem + warp * D * STAGE_BYTES, barriers + warp * D);
     // Copies stage `i` of the split, or of the next one.
     auto produce = [&](u32 slot, int i) {
         const bool next = i >= SPLIT_STAGES;
@@ -729,9 +704,23 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
         const bool keys = i < KEY_STAGES;
         const int value = i - KEY_STAGES;
         const u32 page = __shfl_sync(~0u, next ? after : pages, keys ? warp >> 1 : value / COLUMN_BLOCKS);
-        const u8 *from = (keys ? a.keys : a.values) + ((u64) page * a.kv_heads + own.kv_head) * KV_PAGE_BYTES;
-        from += (keys ? 4 * i + (warp & 1) : warp * COLUMN_BLOCKS + value % COLUMN_BLOCKS) * KV_TILE_BYTES;
-        stages.produce(slot, page != NO_PAGE, from, from + (keys ? 2 : HEAD_DIM / 32) * KV_TILE_BYTES);
+        const u64 of_head = (u64) page * a.kv_heads + own.kv_head;
+        // A page's keys of one half in two blocks of columns, or its values in one.
+        const int block = keys ? 2 * i : warp * COLUMN_BLOCKS + value % COLUMN_BLOCKS, half = warp & 1;
+        typedef KvFormat<false> K;
+        typedef KvFormat<true> V;
+        const u8 *of = keys ? a.keys + of_head * kv_page_bytes<false>(HEAD_DIM)
+                            : a.values + of_head * kv_page_bytes<true>(HEAD_DIM);
+        const u8 *first = of + (keys ? K::tile_at(HEAD_DIM, block, half) : V::tile_at(HEAD_DIM, block, 0));
+        // Keys of two blocks have the scales of both, or one in common.
+        constexpr u32 KEY_SCALES = !K::IS_PACKED            ? 0
+                                   : K::SCALE_COLUMNS == 32 ? 128
+                                                            : 64,
+                      VALUE_SCALES = V::IS_PACKED ? 128 : 0;
+        stages.produce(slot, page != NO_PAGE,
+                       {first, first + (keys ? 2 * K::TILE_BYTES : HEAD_DIM / 32 * V::TILE_BYTES),
+                        of + (keys ? K::scales_of(HEAD_DIM, block, half) : V::scales_of(HEAD_DIM, block, 0)),
+                        (u32) (keys ? K::TILE_BYTES : V::TILE_BYTES), keys ? KEY_SCALES : VALUE_SCALES});
     };
     // All lanes have read stage `i`: its place is free.
     auto release = [&](int i) {
@@ -776,7 +765,11 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                 for (int c = 0; c < 2; c++) {
                     uint4 k[4];
 #pragma unroll
-                    for (int n = 0; n < 4; n++) k[n] = load_fragment<false, true>(keys + c * KV_TILE_BYTES, n);
+                    for (int n = 0; n < 4; n++) {
+                        typedef KvFormat<false> F;
+                        const u8 *scales = keys + 2 * F::TILE_BYTES + (F::SCALE_COLUMNS == 32 ? c * 64 : 0);
+                        k[n] = load_fragment<false, true>(keys + c * F::TILE_BYTES, scales, n);
+                    }
 #pragma unroll
                     for (int m = 0; m < M; m++)
                         mma_scores(s[m],
@@ -861,9 +854,10 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                 if (there) {
                     uint4 v[2][4];
 #pragma unroll
-                    for (int b = 0; b < 2; b++)
-#pragma unroll
-                        for (int n = 0; n < 4; n++) v[b][n] = load_fragment<true, true>(values + b * KV_TILE_BYTES, n);
+                    for (int b = 0; b < 2; b++) {
+                        constexpr int BYTES = KvFormat<true>::TILE_BYTES;
+                        load_value_tile<true>(values + b * BYTES, values + 2 * BYTES + b * 64, v[b]);
+                    }
 #pragma unroll
                     for (int m = 0; m < M; m++)
 #pragma unroll

@@ -1,15 +1,15 @@
 // The paged KV cache as attention reads it, and what its kernels share: visible keys, online softmax, tiles of queries.
-// common.cuh and mbarrier.cuh go before this.
+// common.cuh, kv_format.cuh, which names formats, and mbarrier.cuh go before this.
 //
-// KV_FORMAT: 0 f32, 1 f16, 2 bf16, 3 q8_0. TENSOR_CORES: formats of at most 16 bits, HEAD_DIM columns a head, a
-// multiple of 32. The first HEAD_COLUMNS of these are the head's own, the others zeros that no tensor has.
+// TENSOR_CORES: keys and values of at most 16 bits, HEAD_DIM columns a head, a multiple of 32. The first HEAD_COLUMNS
+// of these are the head's own, the others zeros that no tensor has.
 //
-// Layout. Keys and values: [page, kv head, PAGE_ROWS, e] or, with TENSOR_CORES, tiles of 32 keys by 32 columns that
-// tensor cores take as they lie. Keys: [page, kv head, e / 32, 2] tiles whose rows are keys. Values: [page, kv head, 2,
-// e / 32] tiles whose rows are columns. In 16 bits a tile is [4, 4, 8, 8]: 8 x 8 matrices, each contiguous (ldmatrix).
-// bf16 values are rounded to bf16 and kept in f16 as far as that goes (65504, and multiples of 2^-24). In q8_0 a tile
-// is rows of codes in the order of `interleave_index`, then the scales of its 32 keys. No stored value is infinite or
-// NaN: keys that a row does not see have probability 0, and tensor cores multiply by that too.
+// Layout. Pages of keys or values, [page, kv head], in packed formats as kv_format.cuh has them. In others rows of
+// elements, [PAGE_ROWS, e], or, with TENSOR_CORES, tiles of 32 keys by 32 columns that tensor cores take as they lie.
+// Keys: [e / 32, 2] tiles whose rows are keys. Values: [2, e / 32] tiles whose rows are columns. A tile is [4, 4, 8,
+// 8]: 8 x 8 matrices, each contiguous (ldmatrix), in f16. bf16 values are rounded to bf16 and kept in f16 as far as
+// that goes (65504, and multiples of 2^-24). No stored value is infinite or NaN: keys that a row does not see have
+// probability 0, and tensor cores multiply by that too.
 //
 // Order of sums (split-KV). A row's keys are cut into units aligned to row 0 of the cache: pages up to key
 // PAGE_UNIT_KEYS, and everywhere if the window is no longer than that; then splits of SPLIT_KEYS. A unit has one
@@ -18,22 +18,29 @@
 // rescaling to another maximum is exact down to 2^-126 of the largest, whenever it is done. Only the probabilities of a
 // split's pages are rounded once more, in f16, where their page's maximum is far below the split's.
 
-#define KV_TILE_BYTES (KV_FORMAT == 3 ? 1088 : 2048)
-#define KV_PAGE_BYTES (HEAD_DIM / 16 * KV_TILE_BYTES) // of a head
-#if KV_FORMAT == 0
-typedef float KvElement;
-DEVICE float from_kv(KvElement v) { return v; }
-DEVICE KvElement to_kv(float v) { return v; }
-#elif KV_FORMAT == 2 && !TENSOR_CORES
-typedef u16 KvElement;
-DEVICE float from_kv(KvElement v) { return bf16_to_f32(v); }
-DEVICE KvElement to_kv(float v) { return f32_to_bf16(v); }
-#else
-typedef u16 KvElement;
-DEVICE float from_kv(KvElement v) { return f16_to_f32(v); }
 DEVICE float clamp_f16(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
-DEVICE KvElement to_kv(float v) { return f32_to_f16(clamp_f16(KV_FORMAT == 2 ? bf16_to_f32(f32_to_bf16(v)) : v)); }
-#endif
+// A page's elements, in formats that are not packed.
+template <bool VALUES>
+struct KvElement {
+    static constexpr int FORMAT = KvFormat<VALUES>::FORMAT;
+    static constexpr u32 BYTES = FORMAT == 0 ? 4 : 2;
+    DEVICE static void store(u8 *to, float v) {
+        if (FORMAT == 0) *(float *) to = v;
+        else if (FORMAT == 2 && !TENSOR_CORES) *(u16 *) to = f32_to_bf16(v);
+        else *(u16 *) to = f32_to_f16(clamp_f16(FORMAT == 2 ? bf16_to_f32(f32_to_bf16(v)) : v));
+    }
+    DEVICE static float load(const u8 *from) {
+        if (FORMAT == 0) return *(const float *) from;
+        const u16 v = *(const u16 *) from;
+        return FORMAT == 2 && !TENSOR_CORES ? bf16_to_f32(v) : f16_to_f32(v);
+    }
+};
+// Bytes of a page of a head of `e` columns.
+template <bool VALUES>
+DEVICE constexpr u32 kv_page_bytes(int e) {
+    return TENSOR_CORES || KvFormat<VALUES>::IS_PACKED ? KvFormat<VALUES>::page_bytes(e)
+                                                       : PAGE_ROWS * e * KvElement<VALUES>::BYTES;
+}
 
 struct AttentionArgs {
     const float *q;
@@ -83,8 +90,6 @@ DEVICE float softmax_rescale(float from, float to) {
 
 #if TENSOR_CORES
 #define TILE_QUERIES 16 // rows of an mma
-// Where number `i` of 32 lies, so that lane t of four finds side by side what it multiplies: 2 t and 2 t + 1 of each 8.
-DEVICE int interleave_index(int i) { return i % 8 / 2 * 8 + i / 8 * 2 + i % 2; }
 DEVICE u32 pack_f16x2(float low, float high) {
     u32 v;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));

@@ -18,6 +18,7 @@
 #define SHARED_BY (HEAD_DIM / 256)      // warpgroups that share queries
 #define BLOCK_QUERIES (128 / SHARED_BY) // queries
 #define STAGE_BYTES 16384
+#define PAGE_BYTES (HEAD_DIM * PAGE_ROWS * 2)      // of a head's keys, and of its values
 #define QUERY_BYTES (BLOCK_QUERIES * HEAD_DIM * 2) // [BLOCK / 8, HEAD / 8, 8, 8]
 #define PROBABILITY_BYTES                                                                                              \
     (BLOCK_QUERIES * SPLIT_KEYS * 2)      // [BLOCK / 16, 4, 4, 32, 8] of tiles, pages, 16 keys and lanes
@@ -88,15 +89,15 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
             for (int i = 0; i < 4; i++) {
                 const u32 page = __shfl_sync(~0u, pages, i);
                 if (page == NO_PAGE || !my_page(i)) continue;
-                const u8 *from = a.keys + ((u64) page * a.kv_heads + own.kv_head) * KV_PAGE_BYTES;
+                const u8 *from = a.keys + ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
                 for (int c = 0; c < COLUMN_CHUNKS; c++) produce(from + c * STAGE_BYTES, STAGE_BYTES / 2);
             }
             for (int c = 2 * half; c < 2 * half + 2; c++)
                 for (int i = 0; i < 4; i++) {
                     const u32 page = __shfl_sync(~0u, pages, i);
                     if (page == NO_PAGE) continue;
-                    const u8 *from = a.values + ((u64) page * a.kv_heads + own.kv_head) * KV_PAGE_BYTES;
-                    produce(from + c * (STAGE_BYTES / 2), KV_PAGE_BYTES / 2);
+                    const u8 *from = a.values + ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
+                    produce(from + c * (STAGE_BYTES / 2), PAGE_BYTES / 2);
                 }
         }
         return;

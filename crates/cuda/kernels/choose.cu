@@ -403,6 +403,36 @@ KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, in
     if (threadIdx.x == 0) chosen[blockIdx.x] = best.id;
 }
 
+// The probability of each row's likeliest token, roughly; 0 for a row that gives none. A block a row.
+KERNEL __launch_bounds__(CUT_THREADS) confidences(const float *x, float *out, int cols) {
+    __shared__ float maxima[CUT_THREADS / 32], sums[CUT_THREADS / 32];
+    pdl_sync();
+    const float *row = x + (u64) blockIdx.x * cols;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    // A sum of exponentials relative to the largest so far; NaN stays.
+    float max = LEAST, sum = 0.0f;
+    auto meet = [&](float other, float of_other) {
+        const float top = other > max ? other : max;
+        sum = sum * __expf(max - top) + of_other * __expf(other - top);
+        max = top;
+    };
+#pragma unroll 4
+    for (int i = threadIdx.x; i < cols; i += CUT_THREADS) meet(row[i], 1.0f);
+#pragma unroll
+    for (int o = 16; o; o >>= 1) meet(__shfl_xor_sync(~0u, max, o), __shfl_xor_sync(~0u, sum, o));
+    if (lane == 0) {
+        maxima[warp] = max;
+        sums[warp] = sum;
+    }
+    __syncthreads();
+    if (warp > 0) return;
+    max = maxima[lane];
+    sum = sums[lane];
+#pragma unroll
+    for (int o = 16; o; o >>= 1) meet(__shfl_xor_sync(~0u, max, o), __shfl_xor_sync(~0u, sum, o));
+    if (lane == 0) out[blockIdx.x] = sum > 0.0f && max < INF ? 1.0f / sum : 0.0f;
+}
+
 // What some ways of sampling ask of a whole row of logits (`Moments` in backend/src/moments.rs). `out`: for each part
 // of each row that `rows` names how many are above -inf, their distances from the row's largest in units of 2^-12, the
 // squares of those, the tokens' mass, and mass times distance; then the bits of the largest. Block (part, named row).

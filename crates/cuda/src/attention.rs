@@ -1,19 +1,15 @@
-//! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
+//! Attention over pages of keys and values (kernels/attention*.cu).
 
-use crate::args::{Activations, Address, Args, AttentionArgs, HeadJobs};
+use crate::args::{Activations, Args, AttentionArgs};
 use crate::constants::{ATTENTION_WGMMA, PAGE_UNIT_KEYS, SPLIT_KEYS};
-use crate::elementwise::threads;
+use crate::kv::{Heads, Pages, bound, kernel};
 use crate::launch::{Device, Launch};
-use crate::machine::Grid;
-use crate::memory::Block;
+use crate::machine::{Grid, Kernel};
 use crate::pack::TILE;
-use crate::record::{Bound, Rows};
-use crate::{Cuda, Kernel};
-use backend::{Attention, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS};
-use fusion::rules::heads::MAX_JOBS;
-use fusion::{HeadRole, Kind, Op, Operand};
-use quant::{KvLayout, Scalar};
-use std::sync::Arc;
+use crate::record::Rows;
+use backend::{Attention, KvFormat, PAGE_ROWS};
+use fusion::{Kind, Op};
+use quant::{KvLayout, KvRowFormat};
 
 /// Rows that share a step's keys well enough for one block each split.
 const FEW_ROWS: usize = 64;
@@ -21,46 +17,31 @@ const FEW_ROWS: usize = 64;
 /// Largest memory for partial results.
 const PARTIAL_BYTES: usize = 256 << 20;
 
-/// How the kernels can keep keys and values.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
-    Plain(Scalar),
-    Q8,
-}
-
-/// One layer's keys and values, and how they are stored.
-pub(crate) struct Pages {
-    spec: KvSpec,
-    keys: Block,
-    values: Block,
-    kept: Kept,
-    /// Columns of a head as it lies in the pages, where tensor cores take them so: whole tiles, of
-    /// which those beyond the head's own columns are zeros.
-    tiles: Option<usize>,
-    ring: Option<Ring>,
-    prompts: Option<Prompts>,
-}
-
 /// Queries of a tile of tensor cores.
 const QUERIES: usize = 16;
 
 /// Keys by columns of a tile of theirs, and of their values.
 const TILE_VALUES: usize = 32 * 32;
 
-/// Bytes of a tile.
-fn tile_bytes(kept: Kept) -> usize {
-    match kept {
-        Kept::Plain(scalar) => TILE_VALUES * scalar.bytes(),
-        Kept::Q8 => TILE_VALUES + 2 * 32,
+/// Bytes of the scales of a stage's two tiles, where they have some.
+const STAGE_SCALES: usize = 64 * 2;
+
+/// Bytes of two tiles and their scales.
+fn stage_bytes(format: &KvRowFormat) -> usize {
+    match format.layout {
+        KvLayout::Plain(scalar) => 2 * TILE_VALUES * scalar.bytes(),
+        KvLayout::Coded { bits, .. } | KvLayout::Levels { bits } => {
+            2 * TILE_VALUES * usize::from(bits) / 8 + STAGE_SCALES
+        }
     }
 }
 
 /// How blocks of `attention_pipelined_1` and `attention_pipelined_2` bring keys and values to shared memory.
 #[derive(Clone, Copy)]
-struct Ring {
+pub(crate) struct Ring {
     /// Stages of each of a block's warps.
-    depth: usize,
-    /// Bytes of a stage: two tiles and a barrier.
+    pub(crate) depth: usize,
+    /// Bytes of a stage, of keys or of values, and its barrier.
     stage_bytes: usize,
     /// Tiles of queries that a block takes, at most.
     most_queries: usize,
@@ -71,11 +52,11 @@ impl Ring {
     const DEEPEST: usize = 4;
 
     /// The one for heads of `head_dim` columns where a block has `most` bytes, if any fits.
-    fn new(head_dim: usize, tile_bytes: usize, most: usize) -> Option<Self> {
+    pub(crate) fn new(head_dim: usize, format: KvFormat, most: usize) -> Option<Self> {
         let ring = |most_queries| {
             let mut ring = Ring {
                 depth: 0,
-                stage_bytes: 2 * tile_bytes + 8,
+                stage_bytes: stage_bytes(format.k).max(stage_bytes(format.v)) + 8,
                 most_queries,
             };
             let left = most.saturating_sub(ring.shared(head_dim, most_queries));
@@ -107,7 +88,7 @@ impl Ring {
 
 /// How a block of warpgroups takes prompts, as its kernel cuts its memory.
 #[derive(Clone, Copy)]
-struct Prompts {
+pub(crate) struct Prompts {
     /// Queries of a block.
     queries: usize,
     stages: usize,
@@ -119,7 +100,7 @@ impl Prompts {
     const STAGE: usize = 16384;
 
     /// For heads of `head_dim` columns where a block has `most` bytes, if it can.
-    fn new(head_dim: usize, most: usize) -> Option<Self> {
+    pub(crate) fn new(head_dim: usize, most: usize) -> Option<Self> {
         let queries = match head_dim {
             256 => 128,
             512 => 64,
@@ -141,31 +122,6 @@ impl Prompts {
     }
 }
 
-fn kernel(name: &'static str, pages: &Pages) -> Kernel {
-    let number = match pages.kept {
-        Kept::Plain(Scalar::F32) => 0,
-        Kept::Plain(Scalar::F16) => 1,
-        Kept::Plain(Scalar::Bf16) => 2,
-        Kept::Q8 => 3,
-    };
-    let file = match name {
-        "kv_append" | "norm_rope_append" => "kv_append",
-        _ => "attention",
-    };
-    let mut kernel = Kernel::new(file, name);
-    kernel.defines.extend([
-        ("KV_FORMAT", number),
-        ("TENSOR_CORES", usize::from(pages.tiles.is_some())),
-        ("HEAD_DIM", pages.tiles.unwrap_or(0)),
-        (
-            "HEAD_COLUMNS",
-            pages.tiles.map_or(0, |_| pages.spec.head_dim),
-        ),
-        ("STAGES", pages.ring.map_or(0, |ring| ring.depth)),
-    ]);
-    kernel
-}
-
 /// The same of warpgroups.
 fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
     let mut kernel = kernel("attention_wgmma", pages);
@@ -173,198 +129,6 @@ fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
     kernel.defines.pop();
     kernel.defines.push(("STAGES", prompts.stages));
     kernel
-}
-
-/// What the kernels can keep.
-pub(crate) fn formats() -> KvFormats {
-    use quant::kv::{BF16, F16, F32, Q8_0};
-    KvFormats::same(vec![&BF16, &F16, &F32, &Q8_0])
-}
-
-/// How keys and values in `format` are kept, if the kernels can.
-pub(crate) fn kept(format: KvFormat) -> Option<Kept> {
-    match format.k.layout {
-        _ if format.k != format.v => None,
-        KvLayout::Plain(scalar) => Some(Kept::Plain(scalar)),
-        _ => (format.k.name == "q8_0").then_some(Kept::Q8),
-    }
-}
-
-pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
-    let kept = kept(spec.format).expect("a format that the device keeps");
-    assert!(spec.head_dim <= 512, "a head of at most 512 columns");
-    // Blocks of q8_0 have a scale, which leaves no room for columns that are not there.
-    let tiles = match kept {
-        Kept::Plain(Scalar::F32) => None,
-        Kept::Plain(_) if spec.head_dim.is_multiple_of(4) => {
-            Some(spec.head_dim.next_multiple_of(32))
-        }
-        _ => spec.head_dim.is_multiple_of(32).then_some(spec.head_dim),
-    };
-    let columns = tiles.unwrap_or(spec.head_dim);
-    let values = spec.pages * spec.heads * PAGE_ROWS * columns;
-    let bytes = match kept {
-        Kept::Plain(scalar) => values * scalar.bytes(),
-        Kept::Q8 => values / TILE_VALUES * tile_bytes(kept),
-    };
-    let block = || Block::zeroed(&cuda.device.driver, bytes, "memory for keys and values");
-    assert!(tiles.is_some() || kept != Kept::Q8, "heads of whole blocks");
-    Kv {
-        spec,
-        storage: Box::new(Arc::new(Pages {
-            spec,
-            keys: block(),
-            values: block(),
-            kept,
-            tiles,
-            ring: tiles
-                .filter(|e| *e == spec.head_dim)
-                .and_then(|e| Ring::new(e, tile_bytes(kept), cuda.device.driver.shared)),
-            prompts: tiles
-                .filter(|e| *e == spec.head_dim)
-                .filter(|_| cuda.device.driver.arch == 90 && kept != Kept::Q8)
-                .and_then(|e| Prompts::new(e, cuda.device.driver.shared)),
-        })),
-    }
-}
-
-/// Where page `page` of a layer's keys and of its values lie, and the bytes of either.
-fn page_blocks(kv: &Kv, page: usize) -> ([Address; 2], usize) {
-    let pages = pages(kv);
-    let bytes = pages.keys.bytes / kv.spec.pages;
-    let blocks = [&pages.keys, &pages.values];
-    (
-        blocks.map(|block| block.address + (page * bytes) as Address),
-        bytes,
-    )
-}
-
-/// Copies a page.
-pub(crate) fn copy(cuda: &Cuda, kv: &Kv, from: usize, to: usize) {
-    cuda.flush();
-    let (from, bytes) = page_blocks(kv, from);
-    let (to, _) = page_blocks(kv, to);
-    for (to, from) in to.into_iter().zip(from) {
-        cuda.device.driver.copy(to, from, bytes);
-    }
-}
-
-/// The bytes of a page: its keys, then its values.
-pub(crate) fn save(cuda: &Cuda, kv: &Kv, page: usize) -> Vec<u8> {
-    cuda.flush();
-    let (blocks, bytes) = page_blocks(kv, page);
-    let mut saved = vec![0; 2 * bytes];
-    for (to, from) in saved.chunks_exact_mut(bytes.max(1)).zip(blocks) {
-        cuda.device.driver.read(to, from);
-    }
-    saved
-}
-
-/// Makes a page what [`save`] has saved, if `bytes` are as many.
-pub(crate) fn load(cuda: &Cuda, kv: &Kv, page: usize, bytes: &[u8]) -> bool {
-    let (blocks, n) = page_blocks(kv, page);
-    if bytes.len() != 2 * n {
-        return false;
-    }
-    cuda.flush();
-    for (to, from) in blocks.into_iter().zip(bytes.chunks_exact(n.max(1))) {
-        cuda.device.driver.write(to, from);
-    }
-    true
-}
-
-/// A layer's keys and values on the device.
-pub(crate) fn pages(kv: &Kv) -> &Arc<Pages> {
-    kv.storage.downcast_ref().expect("memory of this backend")
-}
-
-/// The keys and values that `operand` is.
-fn bound<'a>(l: &'a Launch<'_>, operand: Operand) -> &'a Pages {
-    match l.bound(operand) {
-        Bound::Kv(pages) => pages,
-        _ => unreachable!("recorded as a KV cache"),
-    }
-}
-
-/// Launches what writes keys and values as they are.
-pub(crate) fn append(l: &Launch<'_>, op: &Op) {
-    let Kind::KvAppend {
-        kv,
-        group,
-        heads,
-        head_dim,
-        batch,
-    } = op.kind
-    else {
-        unreachable!("called for this kind");
-    };
-    let (p, n) = (bound(l, kv), l.len(op.inputs[0]));
-    let args = Args::default()
-        .ptr(p.keys.address)
-        .ptr(p.values.address)
-        .ptr(l.address(op.inputs[0]))
-        .ptr(l.address(op.inputs[1]))
-        .ptr(l.rows(batch).address)
-        .int(group)
-        .int(heads)
-        .int(head_dim)
-        .long(n);
-    l.device
-        .launch(&kernel("kv_append", p), Grid::each(n), args);
-}
-
-/// Launches norms and rotations of heads, and what writes keys and values.
-pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
-    let Kind::HeadsAppend {
-        kv,
-        group,
-        head_dim,
-        batch,
-        rope,
-        eps,
-        jobs,
-    } = &op.kind
-    else {
-        unreachable!("called for this kind");
-    };
-    let p = bound(l, *kv);
-    let rope = rope.map(|rope| l.frequencies(rope.table));
-    let mut all = HeadJobs {
-        frequencies: rope.map_or(0, |r| r.address),
-        batch: l.rows(*batch).address,
-        keys: p.keys.address,
-        values: p.values.address,
-        head_dim: *head_dim as i32,
-        offset: rope.map_or(0, |r| r.pair_offset) as i32,
-        pairs: rope.map_or(0, |r| r.pairs) as i32,
-        group: *group as i32,
-        eps: *eps,
-        ..HeadJobs::default()
-    };
-    let (mut inputs, mut outputs) = (op.inputs.iter(), op.outputs.iter());
-    let mut next = || l.address(*inputs.next().expect("as many inputs as the jobs have"));
-    let mut heads = 0;
-    for i in 0..=MAX_JOBS {
-        all.first[i] = heads as i32;
-        let Some(job) = jobs.get(i) else { continue };
-        heads += job.heads;
-        let is = |role| usize::from(job.role == role);
-        let (normed, turned) = (usize::from(job.is_normed), usize::from(job.is_rotated));
-        let (key, value) = (is(HeadRole::Key), is(HeadRole::Value));
-        all.kind[i] = (normed | turned << 1 | key << 2 | value << 3) as i32;
-        all.x[i] = next();
-        all.weight[i] = if job.is_weighted { next() } else { 0 };
-        if job.is_normed {
-            all.y[i] = l.address(*outputs.next().expect("an output for each norm"));
-        }
-    }
-    let [rows, _] = l.shape(op.inputs[0]);
-    let grid = Grid {
-        shared: 4 * head_dim,
-        ..Grid::new(rows * heads, threads(*head_dim))
-    };
-    let args = Args::default().of(&all);
-    l.device.launch(&kernel("norm_rope_append", p), grid, args);
 }
 
 /// How a step's attention is cut.
@@ -427,12 +191,27 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     let cut = Cut::new(p, &attention, rows.n, rows.ahead);
     let bytes = if cut.is_split { cut.bytes } else { 0 };
     let partials = l.device.arena.buffer(bytes);
+    let KvFormat { k, v } = p.spec.format;
+    let (q, y) = (l.address(op.inputs[0]), l.address(op.outputs[0]));
+    let heads = Heads {
+        rows: rows.n,
+        heads: attention.heads,
+        head_dim: p.spec.head_dim,
+    };
+    // Scores are those of queries that are rotated as the keys are.
+    let rotated = l
+        .device
+        .arena
+        .buffer(k.rotation.map_or(0, |_| heads.bytes()));
+    if let Some(rotation) = k.rotation {
+        heads.rotate(l.device, rotation, q, rotated.address);
+    }
     let args = AttentionArgs {
-        q: l.address(op.inputs[0]),
+        q: k.rotation.map_or(q, |_| rotated.address),
         keys: p.keys.address,
         values: p.values.address,
         batch: rows.address,
-        y: l.address(op.outputs[0]),
+        y,
         partials: partials.address,
         scale: attention.scale,
         group: attention.group as i32,
@@ -450,11 +229,16 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
         cut,
         args,
     };
+    let f16 = l.f16_output(op, op.outputs[0]);
     if step.cut.is_split {
         step.launch_splits();
-        step.launch_merge(&l.f16_output(op, op.outputs[0]));
+        // What comes last writes the copy.
+        step.launch_merge(&v.rotation.map_or(f16, |_| Activations::default()));
     } else {
         step.launch_whole();
+    }
+    if let Some(rotation) = v.rotation {
+        heads.undo(l.device, rotation, y, &f16);
     }
 }
 

@@ -110,6 +110,23 @@ pub(crate) fn choose(
     launch("choose_best", each_row, args.ptr(bests.address).ptr(chosen));
 }
 
+/// Has the probability of the likeliest token of each of `rows` of `cols` logits at `x` written to `out`.
+pub(crate) fn confidences(device: &Device, (x, [rows, cols]): (Address, [usize; 2]), out: Address) {
+    let args = Args::default().ptr(x).ptr(out).int(cols);
+    let kernel = Kernel::new("choose", "confidences");
+    device.launch(&kernel, Grid::new(rows, CUT_THREADS), args);
+}
+
+/// The probability of each row's likeliest token.
+pub(crate) fn confidences_of(cuda: &Cuda, x: &Tensor) -> Vec<f32> {
+    let out = cuda.device.arena.buffer(4 * x.rows());
+    let logits = (cuda.address(x), [x.rows(), x.cols()]);
+    confidences(&cuda.device, logits, out.address);
+    let mut found = vec![0u32; x.rows()];
+    cuda.device.driver.read(&mut found, out.address);
+    found.into_iter().map(f32::from_bits).collect()
+}
+
 /// The column of each row's largest value; the lowest of equal ones.
 pub(crate) fn argmax(cuda: &Cuda, x: &Tensor) -> Vec<u32> {
     let (device, rows) = (&cuda.device, x.rows());

@@ -19,7 +19,13 @@ const HEADERS: &[(&str, &str)] = &[
     ("rows.cuh", include_str!("../kernels/rows.cuh")),
     ("moe.cuh", include_str!("../kernels/moe.cuh")),
     ("mbarrier.cuh", include_str!("../kernels/mbarrier.cuh")),
+    ("hadamard.cuh", include_str!("../kernels/hadamard.cuh")),
+    ("kv_format.cuh", include_str!("../kernels/kv_format.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    (
+        "kv_fragment.cuh",
+        include_str!("../kernels/kv_fragment.cuh"),
+    ),
     (
         "weight_tile.cuh",
         include_str!("../kernels/weight_tile.cuh"),
@@ -55,9 +61,17 @@ fn headers(file: &str) -> &'static [&'static str] {
         "moe_gemv_glu" => &["math", "moe", "mbarrier", "weight_tile", "gemv_pipelined"],
         "gemm" => &["mbarrier", "weight_tile"],
         GEMM_WGMMA => &["moe", "mbarrier", "weight_tile", "wgmma", "gemm_wgmma"],
-        "kv_append" => &["math", "rows", "mbarrier", "attention"],
-        "attention" => &["math", "mbarrier", "attention"],
-        ATTENTION_WGMMA => &["mbarrier", "attention", "wgmma"],
+        "kv_append" => &[
+            "math",
+            "rows",
+            "mbarrier",
+            "hadamard",
+            "kv_format",
+            "attention",
+        ],
+        "kv_rotate" => &["hadamard"],
+        "attention" => &["math", "mbarrier", "kv_format", "attention", "kv_fragment"],
+        ATTENTION_WGMMA => &["mbarrier", "kv_format", "attention", "wgmma"],
         _ => &[],
     }
 }
@@ -75,6 +89,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("gemm", include_str!("../kernels/gemm.cu")),
     (GEMM_WGMMA, include_str!("../kernels/gemm_wgmma.cu")),
     ("kv_append", include_str!("../kernels/kv_append.cu")),
+    ("kv_rotate", include_str!("../kernels/kv_rotate.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
     (
         ATTENTION_WGMMA,

@@ -5,6 +5,7 @@
 
 use crate::args::{Address, Args};
 use crate::machine::{Facts, Graph, Grid, Kernel, Machine, OutOfMemory, lock};
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 
@@ -51,6 +52,8 @@ pub(crate) struct Log {
     pub(crate) launches: Vec<String>,
     /// A line for each op that was launched, after fusion.
     pub(crate) ops: Vec<String>,
+    /// Kernels that were ever launched.
+    pub(crate) kernels: HashSet<Kernel>,
     /// Bytes ever allocated, whether freed or not.
     pub(crate) allocated: u64,
 }
@@ -123,7 +126,11 @@ impl Machine for Dry {
     }
 
     fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String> {
-        lock(&self.log).launches.push(line(kernel, grid, args));
+        let mut log = lock(&self.log);
+        log.launches.push(line(kernel, grid, args));
+        if !log.kernels.contains(kernel) {
+            log.kernels.insert(kernel.clone());
+        }
         Ok(())
     }
 

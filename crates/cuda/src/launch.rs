@@ -7,7 +7,7 @@ use crate::machine::Grid;
 use crate::memory::{Arena, Block, Cell};
 use crate::pack::TILE;
 use crate::record::{Bound, Frequencies, Rows};
-use crate::{Kernel, attention, delta, elementwise, matmul, moe};
+use crate::{Kernel, attention, delta, elementwise, kv, matmul, moe};
 use fusion::{Kind, Op, OpList, Operand, Value, fuse};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -249,8 +249,8 @@ impl Launch<'_> {
             Kind::Product { .. } => matmul::product(self, op),
             Kind::ChosenProduct { .. } => matmul::chosen_product(self, op),
             Kind::BestGroups { .. } => matmul::best_groups(self, op),
-            Kind::KvAppend { .. } => attention::append(self, op),
-            Kind::HeadsAppend { .. } => attention::heads_append(self, op),
+            Kind::KvAppend { .. } => kv::append(self, op),
+            Kind::HeadsAppend { .. } => kv::heads_append(self, op),
             Kind::Attend { .. } => attention::attend(self, op),
             Kind::Delta { .. } | Kind::DeltaNormGlu { .. } => delta::gated_delta(self, op),
             Kind::Experts { .. } | Kind::ExpertsBeside { .. } => moe::experts(self, op),

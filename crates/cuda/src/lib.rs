@@ -27,6 +27,7 @@ mod dry;
 mod elementwise;
 mod gemm;
 mod gpu;
+mod kv;
 mod launch;
 mod machine;
 mod matmul;
@@ -126,6 +127,8 @@ struct State {
     /// The step that is being recorded.
     recording: Option<step::Recording>,
     steps: HashMap<step::Shape, step::Known>,
+    /// Whether a step since somebody asked was not the replay of a record that there was before.
+    has_first_runs: bool,
 }
 
 impl Cuda {
@@ -299,10 +302,11 @@ impl Backend for Cuda {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kv: attention::formats(),
+            kv: kv::formats(),
             prompt_rows: 1024,
             masks: true,
             edits: true,
+            records: true,
             own_memory: true,
             ..Capabilities::default()
         }
@@ -334,7 +338,7 @@ impl Store for Cuda {
     }
 
     fn kv(&self, spec: KvSpec) -> Kv {
-        attention::kv(self, spec)
+        kv::kv(self, spec)
     }
 
     fn delta(&self, spec: DeltaSpec) -> Delta {
@@ -342,15 +346,15 @@ impl Store for Cuda {
     }
 
     fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
-        attention::copy(self, kv, from, to);
+        kv::copy(self, kv, from, to);
     }
 
     fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8> {
-        attention::save(self, kv, page)
+        kv::save(self, kv, page)
     }
 
     fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
-        attention::load(self, kv, page, bytes)
+        kv::load(self, kv, page, bytes)
     }
 
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
@@ -396,6 +400,10 @@ impl Sample for Cuda {
         choose::moments(self, x, rows)
     }
 
+    fn confidences(&self, x: &Tensor) -> Vec<f32> {
+        choose::confidences_of(self, x)
+    }
+
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {
         choose::likeliest(self, x, asked, n)
     }
@@ -412,6 +420,14 @@ impl Record for Cuda {
                 message,
             }),
         }
+    }
+
+    fn is_recorded(&self, key: StepKey, rows: usize, sequences: usize) -> bool {
+        step::is_recorded(self, key, rows, sequences)
+    }
+
+    fn take_first_runs(&self) -> bool {
+        std::mem::take(&mut self.state().has_first_runs)
     }
 
     fn step(

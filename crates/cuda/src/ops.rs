@@ -1,8 +1,9 @@
 //! The ops of a model's layers: shapes are checked, and ops appended to the list.
 
 use crate::args::Address;
-use crate::attention::{self, pages};
+use crate::attention;
 use crate::delta::{self, states};
+use crate::kv::pages;
 use crate::machine::lock;
 use crate::matmul::weights;
 use crate::memory::{Block, Cell, cell, tensor};

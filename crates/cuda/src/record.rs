@@ -8,8 +8,8 @@
 
 use crate::Cuda;
 use crate::args::Address;
-use crate::attention::Pages;
 use crate::delta::States;
+use crate::kv::Pages;
 use crate::launch::{Device, launch};
 use crate::machine::lock;
 use crate::matmul::Weights;

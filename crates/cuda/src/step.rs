@@ -33,8 +33,8 @@ pub(crate) struct Shape {
     /// Rows and sequences, of each step of a chain.
     batches: Vec<(usize, usize)>,
     inputs: Vec<(usize, usize)>,
-    /// How a chain chooses, and among which tokens.
-    choice: Option<(By, Address)>,
+    /// How a chain chooses, among which tokens, and whether it tells confidences.
+    choice: Option<(By, Address, bool)>,
 }
 
 /// What is known of a step's shape.
@@ -149,7 +149,7 @@ pub(crate) fn chain(
         key: chain.key,
         batches: chain.batches.iter().map(size).collect(),
         inputs: vec![(x.rows(), x.cols())],
-        choice: Some((by, listed.0)),
+        choice: Some((by, listed.0, chain.wants_confidences)),
     };
     let base = cuda.recorded_batch.address;
     let mut made = run(cuda, shape, &words, &[x], &mut |inputs| {
@@ -158,6 +158,8 @@ pub(crate) fn chain(
         let choices = here.as_ref().map_or(base, |here| here.address);
         let chosen = cuda.scratch(n, rows);
         let chosen_at = cuda.address(&chosen);
+        let sure = chain.wants_confidences.then(|| cuda.scratch(n, rows));
+        let sure_at = sure.as_ref().map(|sure| cuda.address(sure));
         let tokens = |i: usize| chosen_at + (4 * i * rows) as Address;
         let mut next: Option<Tensor> = None;
         for (i, batch) in batches.clone() {
@@ -180,17 +182,37 @@ pub(crate) fn chain(
             let ids = ids.map_or(listed, |ids| (cuda.address(ids), ids.cols()));
             let (logits, device) = (&link.logits, &cuda.device);
             let logits = (cuda.address(logits), [logits.rows(), logits.cols()]);
+            if let Some(sure) = sure_at {
+                choose::confidences(device, logits, sure + (4 * i * rows) as Address);
+            }
             choose(device, logits, ids, by, of, tokens(i));
             next = link.next.or(next);
         }
-        [Some(chosen), next].into_iter().flatten().collect()
+        [Some(chosen), sure, next].into_iter().flatten().collect()
     });
     let mut tokens = vec![0u32; n * rows];
     cuda.device.driver.read(&mut tokens, cuda.address(&made[0]));
+    let mut made = made.drain(1..);
+    let sure = chain.wants_confidences.then(|| made.next()).flatten();
+    let sure = sure.map_or_else(Vec::new, |sure| cuda.download(&sure).into_owned());
     Some(Chained {
         tokens: tokens.chunks(rows).map(<[u32]>::to_vec).collect(),
-        next: made.drain(1..).next(),
+        confidences: sure.chunks(rows).map(<[f32]>::to_vec).collect(),
+        next: made.next(),
     })
+}
+
+/// Whether a step of `key` without inputs is recorded, or never will be.
+pub(crate) fn is_recorded(cuda: &Cuda, key: StepKey, rows: usize, sequences: usize) -> bool {
+    let shape = Shape {
+        key,
+        batches: vec![(rows, sequences)],
+        inputs: Vec::new(),
+        choice: None,
+    };
+    let state = cuda.state();
+    let known = state.steps.get(&shape);
+    rows > MAX_ROWS || !matches!(known, None | Some(Known::Seen))
 }
 
 impl Cuda {
@@ -219,6 +241,8 @@ fn run(
         return work(inputs);
     }
     let known = cuda.state().steps.remove(&shape);
+    let is_first = matches!(known, None | Some(Known::Seen));
+    cuda.state().has_first_runs |= is_first;
     let (known, made) = match known {
         None => (Known::Seen, work(inputs)),
         Some(Known::Unrecordable) => (Known::Unrecordable, work(inputs)),
@@ -390,6 +414,25 @@ mod tests {
                 assert!(!scratch.contains(&address) && !first.contains(&address));
             }
         }
+    }
+
+    /// Needs no GPU: which steps are records.
+    #[test]
+    fn the_first_two_steps_of_a_kind_are_told_apart() {
+        let cuda = Cuda::dry_run(DryRun::default());
+        let key = StepKey::fresh();
+        let run = |rows: usize| {
+            let x = cuda.upload(rows, 64, &vec![1.0; rows * 64]);
+            let mut work = |x: &[&Tensor]| vec![cuda.rms_norm(x[0], None, 64, 1e-6)];
+            cuda.step(key, &batch(&[rows]), &[&x], &mut work);
+            cuda.take_first_runs()
+        };
+        assert_eq!(
+            [4, 4, 4, 2, 4, 2, 2].map(run),
+            [true, true, false, true, false, true, false]
+        );
+        // Prompts are never recorded, so that no run of theirs is another than the first.
+        assert_eq!([MAX_ROWS + 1; 2].map(run), [false; 2]);
     }
 
     #[test]

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const LENGTHS: &[usize] = &[0, 3, 7, 1, 15];
 /// Times that each is run: after so many a time is believed.
 const PASSES: usize = crate::length::BELIEVED as usize;
+/// Rounds of a length that are repeated, at most, because a device runs what is new to it slower.
+const MOST_FIRST: usize = 4;
 /// Rows of the steps that tell what an expert takes, at most.
 const EXPERT_ROWS: usize = 8;
 /// Steps of equal tokens, and steps of different ones, that tell it.
@@ -55,7 +57,21 @@ impl Speculator {
         longest: usize,
         limit: Duration,
     ) -> Result<usize, RoundError> {
-        let lengths: Vec<usize> = LENGTHS.iter().copied().filter(|&n| n <= longest).collect();
+        let lengths = LENGTHS.iter().copied().filter(|&n| n <= longest);
+        let lengths = lengths.collect::<Vec<usize>>().repeat(PASSES);
+        let rounds = self.time_heads(prompt, &lengths, limit)?;
+        self.time_experts(prompt, 1 + longest, limit / 4)?;
+        Ok(rounds)
+    }
+
+    /// Runs rounds of one stream after `prompt` for each head, with drafts of `lengths`, one after the other. Returns how
+    /// many; only their times are kept.
+    fn time_heads(
+        &mut self,
+        prompt: &[u32],
+        lengths: &[usize],
+        limit: Duration,
+    ) -> Result<usize, RoundError> {
         let options = StreamOptions {
             sampling: Sampling::default(),
             max_tokens: usize::MAX,
@@ -71,20 +87,41 @@ impl Speculator {
         let of_each = |head| {
             let mut stream = self.open(prompt.to_vec(), options.clone())?;
             stream.draft_by(Some(Guesser::Head(head)));
-            let lengths = lengths.repeat(PASSES);
-            let result = self.time_rounds(&mut stream, &lengths, limit / heads as u32);
+            let result = self.time_rounds(&mut stream, lengths, limit / heads as u32);
             self.close(stream);
             result
         };
         let result: Result<usize, RoundError> = (0..heads).map(of_each).sum();
-        let result = result.and_then(|rounds| {
-            self.time_experts(prompt, 1 + longest, limit / 4)?;
-            Ok(rounds)
-        });
         self.lengths.forget_guesses_since(&before);
         self.watch = watch;
         self.drafters.copies = copies;
         result
+    }
+
+    /// Runs rounds of one stream after `prompt` with drafts of every length up to `longest`, by each head in turn, on a
+    /// device that [records steps](backend::Capabilities::records), so that no text has to wait for that. Starts no round
+    /// that would end after `limit`, if it takes as long as the one before it.
+    ///
+    /// # Errors
+    ///
+    /// [`RoundError`], as in a round.
+    ///
+    /// # Panics
+    ///
+    /// As [`Speculator::open`] does.
+    pub fn warm_up(
+        &mut self,
+        prompt: &[u32],
+        longest: usize,
+        limit: Duration,
+    ) -> Result<(), RoundError> {
+        if !self.b.capabilities().records {
+            return Ok(());
+        }
+        // Those that are timed were recorded then, if they were timed at this start; the short ones come most often.
+        let lengths: Vec<usize> = (0..=longest).collect();
+        self.time_heads(prompt, &lengths, limit)?;
+        Ok(())
     }
 
     /// Runs rounds of `stream`, with drafts of `lengths`, one after the other.
@@ -97,7 +134,7 @@ impl Speculator {
         let start = Instant::now();
         let size = self.memory.size();
         let (chunk, context) = (size.step_rows, size.context);
-        let (mut rounds, mut last) = (0, Duration::ZERO);
+        let (mut rounds, mut last, mut repeated) = (0, Duration::ZERO, 0);
         // The draft that is asked for in the last round is not verified.
         let mut lengths = lengths.iter().copied().chain([0]).peekable();
         while let Some(&length) = lengths.peek()
@@ -116,9 +153,13 @@ impl Speculator {
                 let length = length.min(stream.draft_room(context));
                 stream.draft = vec![stream.tokens[0]; length];
             }
-            // The prompt may take several rounds.
+            // The prompt may take several rounds, and the first rounds of a kind are not timed.
             if !stream.output().is_empty() {
-                lengths.next();
+                repeated = if self.ran_first { repeated + 1 } else { 0 };
+                if repeated == 0 || repeated > MOST_FIRST {
+                    lengths.next();
+                    repeated = 0;
+                }
             }
             rounds += 1;
             last = start.elapsed() - began;

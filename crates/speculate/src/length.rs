@@ -27,6 +27,7 @@ mod guesser;
 mod ledger;
 mod plan;
 mod unions;
+mod worth;
 
 pub(crate) use costs::BELIEVED;
 pub use costs::{CostOf, CostPoint, Costs, HeadTimes, Longest, RoundCost};
@@ -36,9 +37,10 @@ pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
 pub use plan::{Copy, DraftLength, LengthInput, Plan};
 
 pub(crate) use unions::TextRows;
+pub(crate) use worth::Drafted;
 
 use backend::ExpertMarks;
-use ledger::Acceptances;
+use ledger::{Acceptance, Acceptances};
 use std::time::Duration;
 use unions::{NextUnions, Unions};
 
@@ -55,12 +57,19 @@ const FAINT: f64 = 0.02;
 /// The least chance of a head's guess that a new text starts with, however rarely guesses about
 /// others were accepted: it may differ.
 const LEAST_PRIOR: f64 = 0.25;
+/// The greatest chance of any guess that a new text starts with, for the same reason.
+const MOST_PRIOR: f64 = 0.95;
+
+/// Rounds of a text that wait to be entered into its ledger, at most.
+const MAX_UNKNOWN: usize = 32;
 
 /// Decides on draft lengths, and on who drafts, from what rounds have cost and brought.
 #[derive(Clone, Debug, Default)]
 pub struct Lengths {
     /// How often guesses were accepted, over all streams.
     acceptance: Acceptances,
+    /// How often tokens of each head's drafts were kept to be verified, by position, of those whose predecessors were.
+    kept: [Acceptance; MAX_HEADS],
     costs: Costs,
     /// Which experts steps touch, of a mixture.
     unions: Unions,
@@ -88,6 +97,7 @@ impl Lengths {
     /// Forgets what guesses were worth of which `before` did not know; times are kept.
     pub(crate) fn forget_guesses_since(&mut self, before: &Lengths) {
         self.acceptance = before.acceptance.clone();
+        self.kept = before.kept.clone();
         self.unions = before.unions.clone();
     }
 
@@ -119,10 +129,29 @@ impl Lengths {
         Next { context, unions }
     }
 
-    /// Milliseconds that the next round takes with these drafts.
-    fn round_ms(&self, next: &Next, plans: &[Plan]) -> f64 {
+    /// Milliseconds that the next round takes with these drafts, of which so many `rows` are expected to be verified.
+    fn round_ms(&self, next: &Next, plans: &[Plan], rows: f64) -> f64 {
         let experts = next.unions.as_ref().map(|unions| unions.of(plans));
-        self.costs.with_drafts(next.context, plans, experts)
+        let verify = |rows: f64| {
+            let rows = rows as usize;
+            self.costs.verify_ms(next.context, rows, experts)
+        };
+        let (low, share) = (rows.floor(), rows.fract());
+        let mut ms = verify(low);
+        if share > 0.0 {
+            ms += share * (verify(low + 1.0) - ms);
+        }
+        let longest = Longest::of(plans.iter().copied());
+        ms + self.costs.draft_ms(next.context, plans.len(), longest)
+    }
+
+    /// The chance that the token at `position` of a draft is kept to be verified if those before it are
+    /// ([`Lengths::worth`]).
+    fn kept(&self, stream: &LengthInput<'_>, guesser: Guesser, position: usize) -> f64 {
+        match guesser {
+            Guesser::Head(head) if stream.may_be_cut => self.kept[head].chance(position, 1.0),
+            _ => 1.0,
+        }
     }
 
     /// The next drafts, one for each of `streams`.
@@ -156,6 +185,7 @@ impl Lengths {
             }
         }
         self.try_others(streams, plain, &grows, &mut best);
+        level(streams, &mut best);
         best
     }
 
@@ -247,14 +277,19 @@ impl Lengths {
         // The chance that all of a stream's guesses so far are accepted.
         let mut reached = vec![1.0; streams.len()];
         let mut tokens = streams.len() as f64;
+        // The chance that the next guess is kept to be verified, and the rows that are.
+        let mut kept = vec![1.0; streams.len()];
+        let mut rows = tokens;
         for (i, stream) in streams.iter().enumerate() {
             for position in 0..plans[i].tokens {
                 reached[i] *= self.chance(stream, plans[i].guesser, position);
+                kept[i] *= self.kept(stream, plans[i].guesser, position);
                 tokens += reached[i];
+                rows += kept[i];
             }
         }
         let mut best = plans.clone();
-        let mut best_rate = tokens / self.round_ms(round, &plans);
+        let mut best_rate = tokens / self.round_ms(round, &plans, rows);
         loop {
             let next = (0..streams.len())
                 .filter(|&i| grows[i] && plans[i].tokens < streams[i].most(plans[i].guesser))
@@ -266,10 +301,12 @@ impl Lengths {
             let Some((i, chance)) = next.filter(|n| n.1 > FAINT) else {
                 return (best, best_rate);
             };
+            kept[i] *= self.kept(&streams[i], plans[i].guesser, plans[i].tokens);
+            rows += kept[i];
             plans[i].tokens += 1;
             reached[i] = chance;
             tokens += chance;
-            let rate = tokens / self.round_ms(round, &plans);
+            let rate = tokens / self.round_ms(round, &plans, rows);
             if rate > best_rate {
                 best_rate = rate;
                 best.copy_from_slice(&plans);
@@ -325,6 +362,8 @@ impl Lengths {
             own.learn(KEEP_STREAM, n_drafted, n_accepted);
             if n_drafted > 0 {
                 let all = &mut self.acceptance.heads[head];
+                let prior = |position| all.prior(position, FIRST_CHANCE);
+                own.fit_shift(|position| prior(position).clamp(LEAST_PRIOR, MOST_PRIOR));
                 all.learn(KEEP_MODEL, n_drafted, n_accepted);
             }
         }
@@ -356,25 +395,23 @@ impl Lengths {
 
     /// Enters a round that brought a stream `emitted` tokens into its ledger: with
     /// what such a round usually takes, since a hiccup is nobody's fault. The first
-    /// rounds of a kind are not entered: they find caches and memory cold.
+    /// rounds of a kind find caches and memory cold: they wait until that is known.
     pub fn book(&self, ledger: &mut Ledger, cost: &RoundCost, emitted: usize) {
-        let RoundCost {
-            streams,
-            rows,
-            context,
-            experts,
-            drafts,
-            ..
-        } = *cost;
-        let Some(plain) = self.costs.plain_step(context, streams) else {
+        let Some(plain) = self.costs.plain_step(cost.context, cost.streams) else {
             return;
         };
-        if self.costs.is_believed(context, streams, rows, drafts) {
-            let rows = (rows, experts);
-            let ms = self.costs.usual(context, streams, rows, drafts);
-            let drafting = self.costs.draft_ms(context, streams, drafts);
-            ledger.enter((ms, drafting), emitted, plain);
+        let mut unknown = std::mem::take(&mut ledger.unknown);
+        unknown.retain(|(cost, emitted)| {
+            let times = self.costs.believed(cost);
+            times.inspect(|(ms, _)| ledger.enter_late(*ms, *emitted, plain));
+            times.is_none()
+        });
+        match self.costs.believed(cost) {
+            Some(times) => ledger.enter(times, emitted, plain),
+            None if unknown.len() < MAX_UNKNOWN => unknown.push((*cost, emitted)),
+            None => {}
         }
+        ledger.unknown = unknown;
     }
 
     /// The chance that the guess at `position` of a draft by `guesser` is accepted if those before it are.
@@ -392,8 +429,35 @@ impl Lengths {
                 (all, own.of_copies(matched), first, 0.0)
             }
         };
-        let prior = (0..=position).fold(first, |prior, p| all.chance(p, prior));
-        own.chance(position, prior.max(least))
+        let prior = all.prior(position, first).clamp(least, MOST_PRIOR);
+        own.chance(position, prior)
+    }
+}
+
+/// Lengths that the drafts of a batch are made of, where they are cut afterwards.
+const LEVELS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+
+/// Gives the drafts that one head makes for several streams one length, where they may be cut afterwards: the head takes
+/// hardly longer for them, which guesses are worth a row shows better once they are made, and a device that records
+/// steps has fewer kinds of them.
+fn level(streams: &[LengthInput<'_>], plans: &mut [Plan]) {
+    for head in (0..MAX_HEADS).map(Guesser::Head) {
+        let of_head = |(i, plan): (usize, &Plan)| {
+            let is_one = plan.guesser == head && plan.tokens > 0 && streams[i].may_be_cut;
+            is_one.then_some(i)
+        };
+        let all: Vec<usize> = plans.iter().enumerate().filter_map(of_head).collect();
+        if all.len() < 2 {
+            continue;
+        }
+        let longest = all.iter().map(|&i| plans[i].tokens).max().unwrap_or(0);
+        let longest = LEVELS
+            .into_iter()
+            .find(|&n| n >= longest)
+            .unwrap_or(longest);
+        for i in all {
+            plans[i].tokens = longest.min(streams[i].most(head));
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::accept::{Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
 use crate::draft;
 use crate::host_choices::{self, OpenRows};
-use crate::length::{HeadTimes, Longest, RoundCost, TextRows};
+use crate::length::{Guesser, HeadTimes, Longest, RoundCost, TextRows};
 use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
 use crate::speculator::Speculator;
@@ -173,6 +173,7 @@ impl Speculator {
         let start = Instant::now();
         let (longest, by_head) = self.draft(streams, &rows, &verified)?;
         let draft = start.elapsed();
+        self.ran_first = self.b.take_first_runs();
         let cost = RoundCost {
             streams: streams.len(),
             rows: self.batch.n_rows(),
@@ -351,18 +352,24 @@ impl Speculator {
                 let n_forced_accepted = stream.n_forced(n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth, and change
                 // what those after them are.
-                let n_guessed = stream.n_guessed.min(rows.n_drafted);
+                let (n_tested, n_right) = stream.tested_guesses(n_known, n_accepted);
                 let Stream {
                     stats,
                     ledger,
                     guesser,
+                    confidences,
                     ..
                 } = &mut **stream;
                 stats.count_forced(n_forced, n_forced_accepted);
                 let n_own = rows.n_drafted - n_forced;
                 stats.count_guesses(*guesser, n_own, n_accepted - n_forced_accepted);
-                self.lengths
-                    .verified(ledger, *guesser, n_guessed, n_accepted.min(n_guessed));
+                // A token that was cut off was not accepted, right or not: drafts are as long as pays with cuts.
+                let n_stayed = n_accepted.min(n_right);
+                self.lengths.verified(ledger, *guesser, n_tested, n_stayed);
+                if let Guesser::Head(head) = *guesser {
+                    let tested = &confidences[..n_tested.min(confidences.len())];
+                    self.lengths.was_sure(ledger, head, tested, n_right);
+                }
             }
             self.judge_copy(stream, n_known);
         }
@@ -512,6 +519,8 @@ impl Speculator {
         for stream in streams.iter_mut() {
             stream.draft.clear();
             stream.draft_probs.clear();
+            stream.confidences.clear();
+            stream.cut_off = None;
             stream.n_asked = 0;
         }
         let guessed = self.guess(streams, rows, verified)?;
@@ -541,7 +550,8 @@ impl Speculator {
                 .book(is_prefill, n_emitted, cost.verify, cost.draft);
         }
         let mut pairs = streams.iter().zip(rows);
-        if pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
+        // What runs for the first time takes longer than it will.
+        if self.ran_first || pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
             return;
         }
         self.lengths.took(cost);

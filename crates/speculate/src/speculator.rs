@@ -38,6 +38,8 @@ pub struct Speculator {
     pub(crate) embeddings: Vec<f32>,
     pub(crate) scratch: Scratch,
     pub(crate) key: StepKey,
+    /// Whether the last round ran steps that the device ran for the first times, which take longer than later ones.
+    pub(crate) ran_first: bool,
     /// What the last step did, if steps are watched.
     pub(crate) watch: Watch,
 }
@@ -67,6 +69,7 @@ impl Speculator {
             embeddings: Vec::new(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
+            ran_first: false,
             watch: Watch::default(),
         }
     }

@@ -158,6 +158,10 @@ pub struct Stream {
     pub(crate) draft: Vec<u32>,
     /// What the draft's tokens were drawn from, where acceptance asks for it.
     pub(crate) draft_probs: Vec<TokenProbs>,
+    /// How sure the drafter was of each token that it guessed, where it told and the draft may be cut by that.
+    pub(crate) confidences: Vec<f32>,
+    /// The first token that was cut off the draft because it was not worth a row.
+    pub(crate) cut_off: Option<u32>,
     /// Log-probabilities of the newest tokens, if asked for.
     pub(crate) logprobs: Vec<Logprobs>,
     pub(crate) options: StreamOptions,
@@ -245,6 +249,8 @@ impl Stream {
             n_prompt: tokens.len(),
             draft: Vec::new(),
             draft_probs: Vec::new(),
+            confidences: Vec::new(),
+            cut_off: None,
             logprobs: Vec::new(),
             history: History::new(&options.sampling, &tokens),
             constraint: None,
@@ -409,6 +415,7 @@ impl Stream {
             tokens: tokens.len(),
         });
         let input = LengthInput {
+            may_be_cut: self.may_be_cut(),
             heads: self.guessers.among(n_heads),
             copy,
             pinned: self.pinned,
@@ -506,6 +513,7 @@ impl Stream {
         kept: Range<usize>,
         limit: usize,
         wants_draft_probs: bool,
+        wants_confidences: bool,
     ) -> Option<DraftRequest<'_>> {
         Some(DraftRequest {
             sequence: &self.state.sequence,
@@ -518,6 +526,7 @@ impl Stream {
             sampling: &self.options.sampling,
             history: &mut self.history,
             draft_probs: wants_draft_probs.then_some(&mut self.draft_probs),
+            confidences: wants_confidences.then_some(&mut self.confidences),
         })
     }
 
@@ -529,8 +538,37 @@ impl Stream {
             self.draft_probs.truncate(n);
             self.stats.drafts_cut += 1;
         }
+        self.confidences.truncate(draft.len());
         self.n_guessed = draft.len();
         self.draft = draft;
+    }
+
+    /// Whether its drafts may be cut where guesses are not worth a row. Rejection sampling asks for the draft as it
+    /// was drawn.
+    pub(crate) fn may_be_cut(&self) -> bool {
+        matches!(self.options.draft, DraftLength::UpTo(_)) && !self.rejects()
+    }
+
+    /// Cuts the draft to its first `n` tokens.
+    pub(crate) fn cut_draft(&mut self, n: usize) {
+        self.cut_off = self.draft.get(n).copied();
+        self.draft.truncate(n);
+        self.n_guessed = self.draft.len();
+    }
+
+    /// How many guesses of the draft the text shows to be right or wrong, and how many of these are right; `n_known`
+    /// are the tokens before the round, and `n_accepted` of `n_guessed` tokens stayed. The token that was cut off shows
+    /// too if all before it were right.
+    pub(crate) fn tested_guesses(&self, n_known: usize, n_accepted: usize) -> (usize, usize) {
+        let n_guessed = self.draft.len().min(self.n_guessed);
+        let n_right = n_accepted.min(n_guessed);
+        let next = self.tokens.get(n_known + n_guessed);
+        match (self.cut_off, next) {
+            (Some(cut_off), Some(&next)) if n_right == n_guessed => {
+                (n_guessed + 1, n_right + usize::from(cut_off == next))
+            }
+            _ => (n_guessed, n_right),
+        }
     }
 }
 

@@ -430,16 +430,21 @@ impl Record for Broken {
         x: &Tensor,
         work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
     ) -> Option<Chained> {
-        let (mut tokens, mut next) = (Vec::new(), None);
+        let (mut tokens, mut confidences, mut next) = (Vec::new(), Vec::new(), None);
         for (i, batch) in chain.batches.iter().enumerate() {
             let mut batch = batch.clone();
             batch.tokens = tokens.last().cloned().unwrap_or(batch.tokens);
             let from = next.as_ref().filter(|_| self.0 != Fault::Chain);
             let link = work(i, &batch, from.unwrap_or(x));
+            confidences.push(self.confidences(&link.logits));
             tokens.push(self.choose_tokens(&link.logits, chain.list, &chain.choices[i])?);
             next = link.next;
         }
-        Some(Chained { tokens, next })
+        Some(Chained {
+            tokens,
+            confidences,
+            next,
+        })
     }
     fn finish(&self) -> Result<(), DeviceError> {
         Ok(())

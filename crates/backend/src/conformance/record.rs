@@ -130,6 +130,7 @@ pub(super) fn chains_choose_what_single_steps_do(b: &dyn Backend) {
                     batches: &vec![batch.clone(); steps],
                     choices: &choices,
                     list: list.as_ref(),
+                    wants_confidences: true,
                 };
                 let mut x = b.upload(ROWS, COLS, &start);
                 let made = b.chain(&chain, &x, &mut |_, batch, x| {
@@ -141,8 +142,18 @@ pub(super) fn chains_choose_what_single_steps_do(b: &dyn Backend) {
                     }
                 });
                 let Some(made) = made else { return };
-                for (choices, got) in choices.iter().zip(&made.tokens) {
+                for (step, (choices, got)) in choices.iter().zip(&made.tokens).enumerate() {
                     let (logits, next) = link(&batch, &x);
+                    let told = &made.confidences[step];
+                    let rows = b.download(&logits);
+                    for (told, row) in told.iter().zip(rows.chunks_exact(logits.cols())) {
+                        let want = crate::confidence(row);
+                        assert!(
+                            (told - want).abs() < 1e-3,
+                            "chain: confidence {told} of {want}"
+                        );
+                    }
+                    assert_eq!(*told, b.confidences(&logits), "chain: confidences");
                     let want = b.choose_tokens(&logits, list.as_ref(), choices);
                     let case = format!("{scale} {top_p} {top_k}, turn {turn}");
                     assert_eq!(Some(got), want.as_ref(), "chain ({case}): tokens");

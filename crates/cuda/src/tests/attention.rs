@@ -1,12 +1,15 @@
 //! Keys, values and attention.
 
-use super::{PRODUCT, SUM, close, gpu, noise};
-use crate::Cuda;
+use super::{PRODUCT, SUM, close, compile_ahead, gpu, noise};
+use crate::{Cuda, DryRun};
 use backend::{
-    Attention, Backend, Batch, BatchSeq, KvFormat, KvSpec, Record, Reference, Row, Store, Tensor,
+    Attention, Backend, Batch, BatchSeq, KvFormat, KvSpec, PAGE_ROWS, Record, Reference, Row,
+    Store, Tensor,
 };
+use quant::{KvLayout, KvRowFormat, Scalar};
 
 /// A shape of attention.
+#[derive(Clone, Copy)]
 pub(super) struct AttentionCase {
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
@@ -16,14 +19,14 @@ pub(super) struct AttentionCase {
 
 impl AttentionCase {
     /// `new` rows after `old` of one sequence, whose pages lie in reverse.
-    fn run(
-        &self,
-        b: &dyn Backend,
-        old: usize,
-        new: usize,
-        format: &'static quant::KvRowFormat,
-    ) -> Tensor {
+    fn run(&self, b: &dyn Backend, old: usize, new: usize, format: KvFormat) -> Tensor {
         self.run_with(b, old, new, format, |_, v| v)
+    }
+
+    /// Whether the heads are whole blocks.
+    pub(super) fn takes(&self, format: KvFormat) -> bool {
+        let is_whole = |f: &KvRowFormat| self.head_dim.is_multiple_of(f.block);
+        is_whole(format.k) && is_whole(format.v)
     }
 
     /// [`run`](Self::run) on values that `edit` makes of a cache row's.
@@ -32,7 +35,19 @@ impl AttentionCase {
         b: &dyn Backend,
         old: usize,
         new: usize,
-        format: &'static quant::KvRowFormat,
+        format: KvFormat,
+        edit: impl Fn(usize, f32) -> f32,
+    ) -> Tensor {
+        self.run_scored(b, (old, new), format, 0.3, edit)
+    }
+
+    /// The same, scores being multiplied by `scale`.
+    fn run_scored(
+        &self,
+        b: &dyn Backend,
+        (old, new): (usize, usize),
+        format: KvFormat,
+        scale: f32,
         edit: impl Fn(usize, f32) -> f32,
     ) -> Tensor {
         let n = old + new;
@@ -43,7 +58,7 @@ impl AttentionCase {
             rows: n,
             heads: self.kv_heads,
             head_dim: self.head_dim,
-            format: KvFormat::both(format),
+            format,
         });
         let mut y = None;
         for rows in [0..old, old..n].into_iter().filter(|r| !r.is_empty()) {
@@ -81,7 +96,7 @@ impl AttentionCase {
             let attention = Attention {
                 group: 0,
                 heads: self.heads,
-                scale: 0.3,
+                scale,
                 window: self.window,
             };
             y = Some(b.attend(
@@ -94,22 +109,19 @@ impl AttentionCase {
         y.expect("some rows")
     }
 
-    pub(super) fn check(
-        &self,
-        cuda: &Cuda,
-        old: usize,
-        new: usize,
-        format: &'static quant::KvRowFormat,
-    ) {
+    pub(super) fn check(&self, cuda: &Cuda, old: usize, new: usize, format: KvFormat) {
         let what = format!(
-            "{new} rows after {old}, {} heads on {} of {}, window {:?}, {}",
-            self.heads, self.kv_heads, self.head_dim, self.window, format.name
+            "{new} rows after {old}, {} heads on {} of {}, window {:?}, {format}",
+            self.heads, self.kv_heads, self.head_dim, self.window
         );
-        // Queries and probabilities are rounded to f16, and so is what codes stand for.
-        let tolerance = match format.name {
-            "f32" => SUM,
-            "q8_0" => 2.0 * PRODUCT,
-            _ => PRODUCT,
+        // Queries and probabilities are rounded to f16 on tensor cores, and so is what codes stand for.
+        let layouts = [format.k.layout, format.v.layout];
+        let tolerance = if layouts.contains(&KvLayout::Plain(Scalar::F32)) {
+            SUM
+        } else if layouts.iter().all(|l| matches!(l, KvLayout::Plain(_))) {
+            PRODUCT
+        } else {
+            2.0 * PRODUCT
         };
         let (got, want) = (
             self.run(cuda, old, new, format),
@@ -119,31 +131,139 @@ impl AttentionCase {
     }
 }
 
+/// Keys and values in formats of these names, as `--kv` has them.
+pub(super) fn format_of(names: &str) -> KvFormat {
+    let (k, v) = names.split_once(',').unwrap_or((names, names));
+    let [k, v] = [k, v].map(|name| quant::kv_format(name).unwrap());
+    KvFormat { k, v }
+}
+
+/// Needs no GPU, and so no name by which the tests of one are chosen.
+#[test]
+fn every_pair_is_launched_and_saved_in_the_bytes_of_its_formats() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    let is_rotated = |format: &KvRowFormat| usize::from(format.rotation.is_some());
+    for k in quant::KV_FORMATS {
+        for v in quant::KV_FORMATS {
+            let format = KvFormat { k, v };
+            assert!(cuda.capabilities().kv.contains(format));
+            let case = AttentionCase {
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 256,
+                window: None,
+            };
+            // Few rows, and more than are split.
+            for rows in [5, 100] {
+                cuda.take_launches();
+                let _y = case.run(&cuda, 0, rows, format);
+                let launches = cuda.take_launches();
+                let rotations = launches.iter().filter(|line| line.contains("rotate_heads"));
+                let want = is_rotated(k) + is_rotated(v);
+                assert_eq!(rotations.count(), want, "{format}: {launches:?}");
+                let is_wgmma = launches.iter().any(|line| line.contains("attention_wgmma"));
+                let may = rows > 64 && f16_like(k) && f16_like(v);
+                assert_eq!(is_wgmma, may, "{format}: {launches:?}");
+            }
+            let kv = cuda.kv(KvSpec {
+                pages: 3,
+                heads: 2,
+                head_dim: 256,
+                format,
+            });
+            let bytes = PAGE_ROWS * 2 * (k.row_bytes(256) + v.row_bytes(256));
+            assert_eq!(cuda.kv_save(&kv, 1).len(), bytes, "a page in {format}");
+        }
+    }
+}
+
+/// Whether tensor cores take rows in `format` as they are stored.
+fn f16_like(format: &KvRowFormat) -> bool {
+    matches!(format.layout, KvLayout::Plain(Scalar::F16 | Scalar::Bf16))
+}
+
+/// Values as they are stored: a row that sees nothing but its own key takes its value as it is.
+#[test]
+fn gpu_values_are_stored_as_the_reference_stores_them() {
+    let Some(cuda) = gpu() else { return };
+    for head_dim in [64, 96, 128, 192, 256, 512] {
+        for v in quant::KV_FORMATS {
+            let case = AttentionCase {
+                heads: 2,
+                kv_heads: 2,
+                head_dim,
+                window: Some(1),
+            };
+            // Of keys in f32, attention of a GPU is all in f32.
+            let format = KvFormat {
+                k: &quant::kv::F32,
+                v,
+            };
+            if !case.takes(format) {
+                continue;
+            }
+            // Rows of all sizes, one of them zeros.
+            let edit = |row: usize, v: f32| v * [1.0, 0.0, 1e-4, 3e3, 1e-12][row % 5];
+            let run = |b: &dyn Backend| case.run_scored(b, (0, 70), format, 0.0, edit);
+            let (got, want) = (run(&cuda), run(&Reference));
+            assert_eq!(
+                cuda.download(&got),
+                Reference.download(&want),
+                "heads of {head_dim} in {format}"
+            );
+        }
+    }
+    cuda.finish().unwrap();
+}
+
 #[test]
 fn gpu_attention_is_close_to_the_reference() {
     let Some(cuda) = gpu() else { return };
-    for (heads, kv_heads, head_dim, window) in [
-        (2, 1, 64, None),
-        (8, 2, 128, Some(300)),
-        (6, 1, 256, None),
-        (4, 1, 512, Some(64)),
-        (2, 1, 320, None),
-        (2, 2, 20, None),
-        (4, 4, 72, None),
-    ] {
+    let alike = ["f32", "f16", "bf16", "q8_0"];
+    // Every other format of keys, and every other one of values, beside those of other kinds.
+    let cases: [(_, &[&str]); 7] = [
+        (
+            (2, 1, 64, None),
+            &["bf16,turbo4", "rot-q8_0,rot-q4_0", "turbo2,f32"],
+        ),
+        (
+            (8, 2, 128, Some(300)),
+            &["turbo4,turbo3", "q8_0,q4_0", "rot-q5_0,turbo4"],
+        ),
+        (
+            (6, 1, 256, None),
+            &["q8_0,turbo4", "turbo3,q5_0", "q5_0,bf16", "bf16,f16"],
+        ),
+        ((4, 1, 512, Some(64)), &["rot-q4_0,turbo2", "turbo4,q8_0"]),
+        ((2, 1, 320, None), &["f16,rot-q5_0", "q4_0,rot-q8_0"]),
+        ((2, 2, 20, None), &[]),
+        ((4, 4, 72, None), &["f32,bf16"]),
+    ];
+    let mut all = Vec::new();
+    for ((heads, kv_heads, head_dim, window), pairs) in cases {
         let case = AttentionCase {
             heads,
             kv_heads,
             head_dim,
             window,
         };
-        for (old, new) in [(0, 5), (0, 700), (1000, 1), (1000, 4), (513, 70)] {
-            for format in ["f32", "f16", "bf16", "q8_0"] {
-                let format = quant::kv_format(format).unwrap();
-                if head_dim % format.block == 0 {
-                    case.check(&cuda, old, new, format);
-                }
+        for names in alike.iter().chain(pairs) {
+            let format = format_of(names);
+            if case.takes(format) {
+                all.push((case, format));
             }
+        }
+    }
+    compile_ahead(&cuda, |dry| {
+        for (case, format) in &all {
+            for new in [1, 100] {
+                case.run(dry, 0, new, *format);
+            }
+        }
+    });
+    for (case, format) in all {
+        for (old, new) in [(0, 5), (0, 700), (1000, 1), (1000, 4), (513, 70)] {
+            case.check(&cuda, old, new, format);
         }
     }
     cuda.finish().unwrap();
@@ -161,8 +281,14 @@ fn gpu_attention_takes_nothing_of_values_that_a_row_does_not_see() {
         (256, "q8_0"),
         (512, "f16"),
         (20, "f16"),
+        (64, "q8_0,turbo4"),
+        (128, "turbo4,turbo3"),
+        (256, "turbo3,turbo2"),
+        (256, "bf16,q5_0"),
+        (512, "q4_0,rot-q4_0"),
+        (64, "turbo4,f32"),
     ] {
-        let format = quant::kv_format(format).unwrap();
+        let format = format_of(format);
         let case = AttentionCase {
             heads: 4,
             kv_heads: 1,
@@ -180,8 +306,7 @@ fn gpu_attention_takes_nothing_of_values_that_a_row_does_not_see() {
                 let (alone, among) = (run(80, 1), run(0, 100));
                 assert!(
                     alone == among[80 * cols..81 * cols] && alone.iter().all(|v| v.is_finite()),
-                    "head of {head_dim} in {}, {later} later, values of {size}",
-                    format.name
+                    "head of {head_dim} in {format}, {later} later, values of {size}"
                 );
             }
         }
@@ -194,17 +319,37 @@ fn gpu_attention_takes_nothing_of_values_that_a_row_does_not_see() {
 #[test]
 fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
     let Some(cuda) = gpu() else { return };
-    let q8_0 = quant::kv_format("q8_0").unwrap();
-    for (heads, kv_heads, head_dim, format) in [
-        (2, 1, 32, &quant::kv::BF16),
-        (4, 2, 16, &quant::kv::BF16),
-        (4, 2, 64, &quant::kv::BF16),
-        (8, 1, 256, &quant::kv::BF16),
-        (2, 1, 512, &quant::kv::F16),
-        (3, 3, 96, &quant::kv::F16),
-        (4, 1, 256, q8_0),
-        (2, 2, 64, q8_0),
-    ] {
+    let cases = [
+        (2, 1, 32, "bf16"),
+        (4, 2, 16, "bf16"),
+        (4, 2, 64, "bf16"),
+        (8, 1, 256, "bf16"),
+        (2, 1, 512, "f16"),
+        (3, 3, 96, "f16"),
+        (4, 1, 256, "q8_0"),
+        (2, 2, 64, "q8_0"),
+        (4, 1, 256, "q8_0,turbo4"),
+        (8, 1, 256, "bf16,q8_0"),
+        (4, 1, 128, "turbo4,turbo3"),
+        (2, 1, 512, "turbo4,turbo2"),
+        (8, 1, 256, "q5_0,rot-q5_0"),
+        (2, 2, 64, "rot-q8_0,q4_0"),
+    ];
+    compile_ahead(&cuda, |dry| {
+        for (heads, kv_heads, head_dim, format) in cases {
+            let case = AttentionCase {
+                heads,
+                kv_heads,
+                head_dim,
+                window: None,
+            };
+            for new in [1, 100] {
+                case.run(dry, 0, new, format_of(format));
+            }
+        }
+    });
+    for (heads, kv_heads, head_dim, format) in cases {
+        let format = format_of(format);
         for window in [None, Some(8), Some(700), Some(3000)] {
             let case = AttentionCase {
                 heads,

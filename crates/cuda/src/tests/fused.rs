@@ -1,10 +1,12 @@
 //! Fused ops have the bits of their parts.
 
+use super::attention::format_of;
 use super::experts::{experts, matrix, mixture};
 use super::{gpu, noise};
 use crate::Cuda;
 use backend::{
-    Activation, Backend, Batch, Experts, Matrix, Ops, Position, Record, Rope, Row, Store, Tensor,
+    Activation, Backend, Batch, BatchSeq, Experts, KvSpec, Matrix, Ops, Position, Record, Rope,
+    Row, Store, Tensor,
 };
 use quant::{Format, Scalar};
 
@@ -112,6 +114,74 @@ fn gpu_fused_rotations_have_the_bits_of_their_parts() {
             cuda.rope(y, &rope, &batch)
         };
         same(&cuda, "norm and rope", &turned(false), &turned(true));
+    }
+    cuda.finish().unwrap();
+}
+
+/// Keys and values that are stored by the kernel that makes them, and by one of their own.
+#[test]
+fn gpu_fused_heads_are_stored_with_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
+    for (head_dim, format) in [
+        (64, "bf16"),
+        (64, "q8_0,turbo4"),
+        (192, "turbo4,turbo3"),
+        (192, "q5_0,rot-q4_0"),
+        (256, "q8_0"),
+        (256, "f32,turbo3"),
+        (256, "turbo2,q4_0"),
+        (512, "rot-q5_0,turbo2"),
+        (512, "bf16,f32"),
+    ] {
+        let rope = Rope {
+            head_dim,
+            pair_offset: head_dim / 2,
+            frequencies: noise(6, head_dim / 2),
+            axes: Vec::new(),
+        };
+        let (n, table) = (70, 0..2);
+        let x = |seed, heads: usize| {
+            let cols = heads * head_dim;
+            cuda.upload(n, cols, &noise(seed, n * cols))
+        };
+        let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
+        let batch = Batch {
+            rows: (0..n as u32).map(Row::text).collect(),
+            seqs: vec![BatchSeq {
+                rows: 0..n,
+                slot: 0,
+                is_new: true,
+                kept: 0,
+                certain: n,
+                tables: vec![table],
+            }],
+            tables: vec![1, 0],
+            ..Batch::default()
+        };
+        let stored = |alone| {
+            let mut kv = cuda.kv(KvSpec {
+                pages: 2,
+                heads: 2,
+                head_dim,
+                format: format_of(format),
+            });
+            let turned = |x: &Tensor| {
+                let y = cuda.rms_norm(x, Some(&weight), head_dim, 1e-6);
+                tell(&cuda, alone, &y);
+                let y = cuda.rope(y, &rope, &batch);
+                tell(&cuda, alone, &y);
+                y
+            };
+            let (_q, k) = (turned(&x(1, 4)), turned(&x(2, 2)));
+            let v = cuda.rms_norm(&x(3, 2), None, head_dim, 1e-6);
+            tell(&cuda, alone, &v);
+            cuda.kv_append(&mut kv, &k, &v, 0, &batch);
+            [0, 1].map(|page| cuda.kv_save(&kv, page))
+        };
+        assert!(
+            stored(false) == stored(true),
+            "heads of {head_dim} in {format}"
+        );
     }
     cuda.finish().unwrap();
 }

@@ -1,12 +1,15 @@
 //! Every kernel compiles within its budget, and has its arguments where they are put. No GPU is needed.
 
+use super::attention::format_of;
 use crate::args;
 use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
 use crate::gemm::{self, Warpgroups};
+use crate::kv::format_defines;
 use crate::machine::Kernel;
 use crate::matmul::Tiles;
 use crate::pack::Packing;
+use backend::KvFormat;
 use std::collections::HashSet;
 
 fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
@@ -17,35 +20,31 @@ fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
     }
 }
 
-/// Files of attention for the storage of number `kv` and heads of `head` columns, 0 if tensor cores do not
+/// Files of attention for keys and values in `format` and heads of `head` columns, 0 if tensor cores do not
 /// take them.
-fn attention(first: bool, file: &'static str, kv: usize, head: usize) -> Kernel {
+fn attention(first: bool, file: &'static str, format: KvFormat, head: usize) -> Kernel {
     let stages = match head {
         0 => 0,
         _ if !head.is_multiple_of(256) => 0,
         _ if first => 4,
         _ => 2,
     };
-    let defines = [
-        ("KV_FORMAT", kv),
+    let mut kernel = with(file, &format_defines(format));
+    kernel.defines.extend([
         ("TENSOR_CORES", usize::from(head > 0)),
         ("HEAD_DIM", head),
         ("HEAD_COLUMNS", head),
         ("STAGES", stages),
-    ];
-    with(file, &defines)
+    ]);
+    kernel
 }
 
 /// Attention of prompts by warpgroups.
-fn prompts(kv: usize, head: usize, stages: usize) -> Kernel {
-    let defines = [
-        ("KV_FORMAT", kv),
-        ("TENSOR_CORES", 1),
-        ("HEAD_DIM", head),
-        ("HEAD_COLUMNS", head),
-        ("STAGES", stages),
-    ];
-    with(ATTENTION_WGMMA, &defines)
+fn prompts(format: &str, head: usize, stages: usize) -> Kernel {
+    let mut kernel = attention(true, ATTENTION_WGMMA, format_of(format), head);
+    kernel.defines.pop();
+    kernel.defines.push(("STAGES", stages));
+    kernel
 }
 
 /// The delta rule for heads of `dk` and `dv` columns, a column shared by `parts` threads.
@@ -72,20 +71,38 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
         "moe_route",
         "moe_combine",
         "choose",
+        "kv_rotate",
     ];
     let mut all: Vec<Kernel> = alone.map(|file| with(file, &[])).into();
     for file in ["kv_append", "attention"] {
-        let attention = |kv, head| attention(first, file, kv, head);
-        all.extend([attention(0, 0), attention(2, 256)]);
+        let attention = |format, head| attention(first, file, format_of(format), head);
+        all.extend([
+            attention("f32", 0),
+            attention("bf16", 256),
+            attention("q8_0,turbo4", 256),
+        ]);
         if first {
-            let more = [(1, 128), (2, 64), (2, 512), (3, 64), (3, 256)];
-            all.extend(more.map(|(kv, head)| attention(kv, head)));
+            let more = [
+                ("f16", 128),
+                ("bf16", 64),
+                ("bf16", 512),
+                ("q8_0", 64),
+                ("q8_0,bf16", 256),
+                ("f32,turbo3", 0),
+                ("turbo4,turbo3", 128),
+                ("turbo3,turbo2", 256),
+                ("turbo4,q5_0", 512),
+                ("q5_0,q4_0", 256),
+                ("rot-q5_0,rot-q8_0", 64),
+            ];
+            all.extend(more.map(|(format, head)| attention(format, head)));
         }
     }
     all.push(delta(128, 128, 8));
     let mut packings = vec![Packing::Plain, codes(4, 64)];
     if first {
-        all.extend([prompts(2, 256, 5), prompts(1, 512, 8), delta(64, 256, 4)]);
+        let prompts = [prompts("bf16", 256, 5), prompts("f16", 512, 8)];
+        all.extend(prompts.into_iter().chain([delta(64, 256, 4)]));
         packings.push(Packing::E4m3 { group: 64 });
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
     }
@@ -120,6 +137,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("choose_noise", 40, 2700),
     ("choose_best", 40, 1300),
     ("attend_near", 48, 700),
+    ("rotate_heads", 40, 1600),
     ("attention_decode_pages", 168, 2900),
     ("attention_decode", 232, 5500),
     ("attention_pipelined", 200, 7400),
@@ -139,6 +157,33 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("route", 40, 4200),
 ];
 
+/// The same of kernels that unpack keys or values of fewer bits than 8, or rotate and round them, before [`BUDGETS`].
+const PACKED_BUDGETS: &[(&str, usize, usize)] = &[
+    ("kv_append", 48, 2800),
+    ("norm_rope_append", 56, 3200),
+    ("attention_decode_pages", 168, 3800),
+    ("attention_decode", 232, 6800),
+    ("attention_pipelined", 204, 6800),
+    ("attention_all", 248, 8400),
+];
+
+/// The budget of kernel `name` of `kernel`.
+fn budget(kernel: &Kernel, name: &str) -> (usize, usize) {
+    let packed = |&(what, bits)| {
+        matches!(what, "KEY_BITS" | "VALUE_BITS") && bits < 8
+            || matches!(what, "KEY_ROTATION" | "VALUE_ROTATION") && bits > 0
+    };
+    let more = match kernel.defines.iter().any(packed) {
+        true => PACKED_BUDGETS,
+        false => &[],
+    };
+    let found = more
+        .iter()
+        .chain(BUDGETS)
+        .find(|(start, ..)| name.starts_with(start));
+    found.map_or((40, 1000), |b| (b.1, b.2))
+}
+
 /// Needs no GPU, and so no name by which the tests of one are chosen.
 #[test]
 fn every_kernel_compiles_within_its_budget() {
@@ -152,8 +197,7 @@ fn every_kernel_compiles_within_its_budget() {
             let report = compile::report(arch, &kernel).unwrap();
             assert!(!report.is_empty(), "{kernel} has kernels");
             for (name, usage) in report {
-                let budget = BUDGETS.iter().find(|(start, ..)| name.starts_with(start));
-                let (registers, instructions) = budget.map_or((40, 1000), |b| (b.1, b.2));
+                let (registers, instructions) = budget(&kernel, &name);
                 // What its warps give up and take (setmaxnreg) adds up to its budget and no less.
                 let takes_all = name != "attention_wgmma" || usage.registers == registers;
                 let few = usage.registers <= registers && usage.instructions <= instructions;
@@ -186,4 +230,37 @@ fn every_argument_has_the_layout_of_its_kernels() {
     for (name, ..) in args::layouts() {
         assert!(found.contains(name), "no kernel has a struct {name}");
     }
+}
+
+/// Levels and signs are written down in the kernels once more.
+#[test]
+fn kernels_have_the_levels_and_the_rotation_of_the_formats() {
+    let text = include_str!("../../kernels/kv_format.cuh");
+    for bits in [2, 3, 4] {
+        let levels = &quant::turbo::levels(bits)[1 << (bits - 1)..1 << bits];
+        let levels: Vec<String> = levels.iter().map(|level| format!("{level:.6}f")).collect();
+        assert!(text.contains(&levels.join(", ")), "{levels:?}");
+    }
+    let text = include_str!("../../kernels/hadamard.cuh");
+    // The transform of the first column has the signs behind it, times the first of those before, and the
+    // other way round.
+    let rotation = quant::kv::Rotation::Groups128;
+    let turned = |turn: &dyn Fn(&mut [f32]), first: f32| {
+        let mut x = [0.0f32; 128];
+        x[0] = first;
+        turn(&mut x);
+        let words = x.chunks(32).map(|x| {
+            let bit = |(i, x): (usize, &f32)| u32::from(*x < 0.0) << i;
+            format!("{:#010x}", x.iter().enumerate().map(bit).sum::<u32>())
+        });
+        (x[0].signum(), words.collect::<Vec<_>>().join(", "))
+    };
+    let has = |first_before| {
+        let (first_after, after) = turned(&|x| rotation.rotate(x), first_before);
+        let (_, before) = turned(&|x| rotation.undo(x), first_after);
+        text.contains(&format!("BEFORE[4] = {{{before}}}"))
+            && text.contains(&format!("AFTER[4] = {{{after}}}"))
+    };
+    // With every sign of both turned, the rotation is the same.
+    assert!(has(1.0) || has(-1.0), "signs of the rotation");
 }

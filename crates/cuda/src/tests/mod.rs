@@ -9,10 +9,25 @@ mod fused;
 mod kernels;
 mod products;
 
+use crate::compile::Compiler;
 use crate::driver::Driver;
-use crate::{Cuda, CudaError, CudaOptions};
+use crate::machine::{Kernel, lock};
+use crate::{Cuda, CudaError, CudaOptions, DryRun};
 use backend::{Reference, Store, Tensor};
 use quant::{Scalar, Stored};
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+/// Where compiled code is kept: it is named by its content, so that tests can share it.
+fn cache() -> Option<PathBuf> {
+    Some(std::env::temp_dir().join("paceline-cuda-tests"))
+}
+
+/// Where kernels lie that are to be tried in place of the crate's.
+fn sources() -> Option<PathBuf> {
+    std::env::var_os("CUDA_KERNELS").map(Into::into)
+}
 
 /// A GPU, or nothing, loudly: where there is none, these tests test nothing.
 fn gpu() -> Option<Cuda> {
@@ -20,11 +35,9 @@ fn gpu() -> Option<Cuda> {
 }
 
 fn gpu_with(change: impl Fn(&mut Driver)) -> Option<Cuda> {
-    // Compiled code is named by its content, so that tests can share it.
-    let cache = std::env::temp_dir().join("paceline-cuda-tests");
     let options = CudaOptions {
-        cache: Some(cache),
-        kernels: std::env::var_os("CUDA_KERNELS").map(Into::into),
+        cache: cache(),
+        kernels: sources(),
         ..CudaOptions::default()
     };
     match Driver::new(options) {
@@ -38,6 +51,42 @@ fn gpu_with(change: impl Fn(&mut Driver)) -> Option<Cuda> {
         }
         Err(e) => panic!("{e}"),
     }
+}
+
+/// Compiles what `work` launches, on all cores, so that it finds its kernels when it runs on `cuda`: one after
+/// the other they would take the longest part of a test. Runs it on made-up numbers.
+fn compile_ahead(cuda: &Cuda, work: impl Fn(&Cuda)) {
+    let driver = &cuda.device.driver;
+    let dry = Cuda::dry_run(DryRun {
+        capability: (driver.arch / 10, driver.arch % 10),
+        multiprocessors: driver.sms,
+        shared_memory: driver.shared,
+    });
+    work(&dry);
+    dry.take_launches();
+    let log = dry.device.driver.log.as_deref().expect("a dry run's");
+    let file = |kernel: &Kernel| (kernel.file, kernel.defines.clone());
+    let files: HashSet<_> = lock(log).kernels.iter().map(file).collect();
+    let left = Mutex::new(files.into_iter());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                let compiler = Compiler::new(driver.arch, cache(), sources());
+                loop {
+                    let Some((file, defines)) = lock(&left).next() else {
+                        break;
+                    };
+                    let kernel = Kernel {
+                        file,
+                        name: "",
+                        defines,
+                    };
+                    compiler.code(&kernel).unwrap();
+                }
+            });
+        }
+    });
 }
 
 /// `‖got - want‖ / ‖want‖`

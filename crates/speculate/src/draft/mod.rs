@@ -159,6 +159,9 @@ pub struct DraftRequest<'a> {
     /// Takes the probabilities that each token of the draft is drawn from, if wanted. A
     /// drafter that could not have drawn another token leaves it empty.
     pub draft_probs: Option<&'a mut Vec<TokenProbs>>,
+    /// Takes how sure the drafter is of each token of the draft, from 0 to 1, if that is wanted: the probability of
+    /// its likeliest token there, by logits as they are. A drafter that does not know leaves it empty.
+    pub confidences: Option<&'a mut Vec<f32>>,
 }
 
 impl<'a> DraftRequest<'a> {

@@ -124,6 +124,9 @@ impl Stretch<'_> {
                     drafts[r].push(token);
                 }
             }
+            for confidences in &chained.confidences {
+                note_confidences(self.active, requests, confidences);
+            }
             return chained.next.unwrap_or(x);
         }
         for (i, batch) in self.batches.iter_mut().enumerate() {
@@ -164,6 +167,7 @@ impl Stretch<'_> {
             batches: &self.batches,
             choices: &choices?,
             list: self.list,
+            wants_confidences: want_confidences(self.active, requests),
         };
         b.chain(&chain, x, &mut |_, batch, x| {
             let mut made = match batch.n_rows() {
@@ -193,6 +197,9 @@ pub(super) fn choose(
     scratch: &mut Scratch,
 ) {
     let HeadLogits { mut logits, scored } = scored;
+    if want_confidences(active, requests) {
+        note_confidences(active, requests, &b.confidences(&logits));
+    }
     let by_row = matches!(scored, Scored::ByRow(_));
     let greedy = !by_row
         && active
@@ -325,6 +332,9 @@ pub(super) fn take_given(
             probs.push(vec![(token, 1.0)]);
         }
     }
+    if want_confidences(active, requests) {
+        note_confidences(active, requests, &vec![1.0; active.len()]);
+    }
     true
 }
 
@@ -340,8 +350,26 @@ pub(super) fn replace_given(
             continue;
         };
         *last = token;
+        let confidences = requests[r].confidences.as_mut();
+        if let Some(confidence) = confidences.and_then(|all| all.last_mut()) {
+            *confidence = 1.0;
+        }
         if let Some(probs) = requests[r].draft_probs.as_mut().and_then(|p| p.last_mut()) {
             *probs = vec![(token, 1.0)];
+        }
+    }
+}
+
+/// Whether any of `active` wants to know how sure the head is of its guesses.
+fn want_confidences(active: &[usize], requests: &[DraftRequest<'_>]) -> bool {
+    active.iter().any(|&r| requests[r].confidences.is_some())
+}
+
+/// Tells those of `active` that want to know how sure the head is of its newest guess.
+fn note_confidences(active: &[usize], requests: &mut [DraftRequest<'_>], confidences: &[f32]) {
+    for (&r, &confidence) in active.iter().zip(confidences) {
+        if let Some(all) = &mut requests[r].confidences {
+            all.push(confidence);
         }
     }
 }

@@ -87,6 +87,7 @@ fn run(heads: &[Head<'_>], lengths: &mut Lengths, n: u64) -> Outcome {
         let accepted = (0..plan.tokens).take_while(is_right).count();
         lengths.verified(&mut ledger, plan.guesser, plan.tokens, accepted);
         let next = lengths.choose(&[LengthInput {
+            may_be_cut: false,
             ledger: &ledger,
             wish: DraftLength::UpTo(7),
             room: 16,
@@ -235,6 +236,7 @@ fn a_pinned_guesser_drafts_where_it_can() {
     let ledger = Ledger::default();
     let plan = |pinned, n_heads| {
         lengths.choose(&[LengthInput {
+            may_be_cut: false,
             ledger: &ledger,
             wish: DraftLength::Fixed(3),
             room: 16,
@@ -260,6 +262,7 @@ fn those_that_can_guess_take_turns() {
     let ledger = Ledger::default();
     let turns = |n_heads, tokens, room| {
         let input = LengthInput {
+            may_be_cut: false,
             ledger: &ledger,
             wish: DraftLength::Fixed(3),
             room,
@@ -292,6 +295,7 @@ fn streams_of_one_round_may_have_heads_of_their_own() {
         }
     }
     let input = |ledger| LengthInput {
+        may_be_cut: false,
         ledger,
         wish: DraftLength::UpTo(7),
         room: 16,

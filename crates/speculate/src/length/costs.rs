@@ -327,6 +327,36 @@ impl Costs {
         seen(self.verify.get(&(octave, 0)), rows) && drafting.into_iter().all(is_known)
     }
 
+    /// What [`Costs::usual`] and, of that, [`Costs::draft_ms`] say of a round like this one, if such rounds were timed
+    /// often enough to be believed, or lie between kinds that were.
+    pub(super) fn believed(&self, cost: &RoundCost) -> Option<(f64, f64)> {
+        let RoundCost {
+            streams,
+            rows,
+            context,
+            experts,
+            drafts,
+            ..
+        } = *cost;
+        let octave = octave(context);
+        let verify = self.verify.get(&(octave, 0))?;
+        let verify = verify.believed(rows, self.touched(experts))?;
+        let is_idle = drafts.guessed() == 0;
+        let mut drafting = 0.0;
+        for head in 0..MAX_HEADS {
+            let (curves, count) = self.drafting(head, drafts);
+            // What heads read that do not draft is little.
+            drafting += if drafts.by_head[head] > 0 || (is_idle && head == 0) {
+                let curve = curves.get(&(octave, streams))?;
+                curve.believed(count, None)?
+            } else {
+                let curve = nearest(curves, (octave, streams));
+                curve.map_or(0.0, |curve| curve.at(count, None))
+            };
+        }
+        Some((verify + drafting, drafting))
+    }
+
     /// Milliseconds that a round of `rows` rows usually takes, with these drafts after it, if the step touches so many
     /// `experts`: as many as usual, if that is not known.
     pub fn usual(

@@ -101,6 +101,22 @@ impl Curve {
         self.along(count, expert_ms) + experts * expert_ms
     }
 
+    /// The time of `count` if it was measured often enough to be believed, or lies between counts that were:
+    /// then it is on the line between these, whatever was measured once or twice in between.
+    pub(super) fn believed(&self, count: usize, touched: Touched) -> Option<f64> {
+        let is_believed = |point: &Point| point.seen >= BELIEVED;
+        if self.0.get(&count).is_some_and(is_believed) {
+            return Some(self.at(count, touched));
+        }
+        let known = self.0.iter().filter(|(_, point)| is_believed(point));
+        let known = Curve(known.map(|(&count, &point)| (count, point)).collect());
+        let (first, _) = known.0.first_key_value()?;
+        let (last, _) = known.0.last_key_value()?;
+        (first..=last)
+            .contains(&&count)
+            .then(|| known.at(count, touched))
+    }
+
     /// The time of `count` without that of experts, if each takes `expert_ms`.
     fn along(&self, count: usize, expert_ms: f64) -> f64 {
         // No step takes longer than its rows one by one: a time that says so was held up,
@@ -173,6 +189,19 @@ mod tests {
         assert_eq!([2, 5].map(|n| falling.at(n, None)), [8.0, 6.0]);
         assert_eq!(curve(&[(4, 9.0)]).at(99, None), 9.0);
         assert_eq!(Curve::default().at(7, None), 0.0);
+    }
+
+    #[test]
+    fn counts_between_believed_ones_are_believed_to_lie_on_their_line() {
+        let mut curve = curve(&[(1, 10.0), (5, 18.0)]);
+        curve.learn(3, 40.0, None, 9);
+        curve.learn(7, 40.0, None, 9);
+        let believed = [1, 2, 3, 5, 6, 7].map(|n| curve.believed(n, None));
+        let [one, two, three, five] = [10.0, 12.0, 14.0, 18.0].map(Some);
+        assert_eq!(believed, [one, two, three, five, None, None]);
+        (0..2).for_each(|_| curve.learn(3, 30.0, None, 9));
+        assert_eq!(curve.believed(3, None), Some(30.0));
+        assert_eq!(Curve::default().believed(1, None), None);
     }
 
     #[test]

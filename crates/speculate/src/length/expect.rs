@@ -47,7 +47,10 @@ impl Lengths {
         Expectation {
             tokens: drafts.iter().map(|draft| self.tokens(draft)).collect(),
             experts: next.unions.as_ref().map(|unions| unions.of(&plans)),
-            ms: is_known.then(|| self.round_ms(&next, &plans)),
+            ms: is_known.then(|| {
+                let drafted: usize = plans.iter().map(|plan| plan.tokens).sum();
+                self.round_ms(&next, &plans, (streams + drafted) as f64)
+            }),
             plain_ms: self.costs.plain_step(context, streams),
             is_plain_measured: self.costs.is_believed(
                 context,
@@ -81,6 +84,7 @@ mod tests {
     fn input(ledger: &Ledger) -> DraftInput<'_> {
         DraftInput {
             input: LengthInput {
+                may_be_cut: false,
                 ledger,
                 wish: DraftLength::UpTo(3),
                 room: 16,

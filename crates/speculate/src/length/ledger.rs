@@ -1,6 +1,7 @@
 //! What is known of guesses: how often they were accepted, and what drafting has cost a
 //! stream.
 
+use super::RoundCost;
 use super::guesser::{Guesser, MAX_HEADS};
 use super::unions::TextUnions;
 
@@ -21,10 +22,23 @@ const TRIAL: (u32, u32) = (8, 256);
 /// How much of a round's pace still counts a round later.
 const KEEP_PACE: f64 = 0.96;
 
+/// The variance, between texts, of how far the log-odds of acceptance lie from those of all texts: texts of one
+/// model differ by about 1 either way.
+const SHIFT_VARIANCE: f64 = 1.0;
+/// The largest shift of log-odds that a text is believed to have.
+const MOST_SHIFT: f64 = 4.0;
+/// Steps of Newton's method that fit a shift.
+const SHIFT_STEPS: usize = 4;
+
 /// How often guesses were accepted, by position in the draft, of those whose
 /// predecessors all were. Newer rounds count more.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Acceptance(Vec<Tested>);
+pub(super) struct Acceptance {
+    by_position: Vec<Tested>,
+    /// How far the log-odds of acceptance lie from the prior's, at all positions alike: a text whose first guesses
+    /// fail has few right ones further on.
+    shift: f64,
+}
 
 /// Weighted counts of one position.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,26 +47,72 @@ struct Tested {
     accepted: f64,
 }
 
+/// The log-odds of `p`, which is kept away from 0 and 1.
+pub(super) fn log_odds(p: f64) -> f64 {
+    let p = p.clamp(1e-4, 1.0 - 1e-4);
+    (p / (1.0 - p)).ln()
+}
+
+/// The chance of which `x` are the log-odds.
+pub(super) fn from_log_odds(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 impl Acceptance {
     /// Takes note of a verified draft; `keep` of what was known before still counts.
     pub(super) fn learn(&mut self, keep: f64, n_drafted: usize, n_accepted: usize) {
-        if self.0.len() < n_drafted {
-            self.0.resize(n_drafted, Tested::default());
-        }
-        for (i, position) in self.0.iter_mut().enumerate() {
+        let tested = (n_accepted + 1).min(n_drafted);
+        self.learn_each(keep, (0..tested).map(|i| (i, i < n_accepted)));
+    }
+
+    /// Takes note of guesses that were tested in one round, by position or by whatever else they are counted;
+    /// `keep` of what was known before still counts.
+    pub(super) fn learn_each(&mut self, keep: f64, tested: impl Iterator<Item = (usize, bool)>) {
+        for position in &mut self.by_position {
             position.tested *= keep;
             position.accepted *= keep;
-            if i < n_drafted && i <= n_accepted {
-                position.tested += 1.0;
-                position.accepted += f64::from(u8::from(i < n_accepted));
-            }
         }
+        for (i, is_accepted) in tested {
+            if self.by_position.len() <= i {
+                self.by_position.resize(i + 1, Tested::default());
+            }
+            self.by_position[i].tested += 1.0;
+            self.by_position[i].accepted += f64::from(u8::from(is_accepted));
+        }
+    }
+
+    /// Fits the shift of this text to what was tested in it: the likeliest one under a normal distribution of
+    /// shifts. `prior` is the chance at a position for all texts.
+    pub(super) fn fit_shift(&mut self, prior: impl Fn(usize) -> f64) {
+        let odds: Vec<f64> = (0..self.by_position.len())
+            .map(|i| log_odds(prior(i)))
+            .collect();
+        for _ in 0..SHIFT_STEPS {
+            let mut slope = -self.shift / SHIFT_VARIANCE;
+            let mut curvature = 1.0 / SHIFT_VARIANCE;
+            for (position, odds) in self.by_position.iter().zip(&odds) {
+                let chance = from_log_odds(odds + self.shift);
+                slope += position.accepted - position.tested * chance;
+                curvature += position.tested * chance * (1.0 - chance);
+            }
+            self.shift = (self.shift + slope / curvature).clamp(-MOST_SHIFT, MOST_SHIFT);
+        }
+    }
+
+    /// The chance at `position`, where each position's answer stands for the next one as far as little is known of
+    /// that, and `first` for the first.
+    pub(super) fn prior(&self, position: usize, first: f64) -> f64 {
+        (0..=position).fold(first, |prior, p| self.chance(p, prior))
     }
 
     /// The chance that the guess at `position` is accepted if those before it
     /// are; `prior` is the answer where nothing is known.
     pub(super) fn chance(&self, position: usize, prior: f64) -> f64 {
-        let known = self.0.get(position).copied().unwrap_or_default();
+        let prior = match self.shift {
+            0.0 => prior,
+            shift => from_log_odds(log_odds(prior) + shift),
+        };
+        let known = self.by_position.get(position).copied().unwrap_or_default();
         (known.accepted + PRIOR_ROUNDS * prior) / (known.tested + PRIOR_ROUNDS)
     }
 }
@@ -65,6 +125,8 @@ const LONGEST_MATCH: usize = 5;
 pub(super) struct Acceptances {
     /// How often guesses of each head were accepted.
     pub(super) heads: [Acceptance; MAX_HEADS],
+    /// How often guesses of each head were accepted, by how sure it was of them.
+    pub(super) by_confidence: [Acceptance; MAX_HEADS],
     /// How often copied tokens were accepted, by the tokens of the match before the copy.
     copies: [Acceptance; LONGEST_MATCH + 1],
 }
@@ -128,6 +190,9 @@ pub struct Ledger {
     pace: Pace,
     /// Milliseconds that the draft took that the next round verifies.
     drafting: f64,
+    /// Rounds that are not entered yet, because it is not known what such rounds usually take, and the tokens that
+    /// each has brought.
+    pub(super) unknown: Vec<(RoundCost, usize)>,
     /// The head whose draft the newest round has verified.
     drafted_by: Option<usize>,
     /// Whether that was a try with some success, of which it is not known yet whether it paid.
@@ -216,15 +281,22 @@ impl Ledger {
         }
     }
 
-    /// Enters a round that took `ms` and brought `emitted` tokens, each of which a plain step
-    /// would have brought in `plain_step` milliseconds. `drafting` are the milliseconds of these that the next draft
-    /// took.
-    pub(super) fn enter(&mut self, (ms, drafting): (f64, f64), emitted: usize, plain_step: f64) {
+    /// Enters a round of some time ago that took `ms` and brought `emitted` tokens, each of which a plain step would have
+    /// brought in `plain_step` milliseconds. Says nothing of who has drafted.
+    pub(super) fn enter_late(&mut self, ms: f64, emitted: usize, plain_step: f64) {
         self.elapsed += ms;
         self.saved += emitted as f64 * plain_step - ms;
         // What was saved long ago does not pay for a loss now.
         let least = -2.0 * LOSS_STEPS * plain_step;
         self.lost = (self.lost + ms - emitted as f64 * plain_step).max(least);
+    }
+
+    /// Enters a round that took `ms` and brought `emitted` tokens, each of which a plain step
+    /// would have brought in `plain_step` milliseconds. `drafting` are the milliseconds of these that the next draft
+    /// took.
+    pub(super) fn enter(&mut self, (ms, drafting): (f64, f64), emitted: usize, plain_step: f64) {
+        self.enter_late(ms, emitted, plain_step);
+        let least = -2.0 * LOSS_STEPS * plain_step;
         // The draft that the round has verified was made in the one before.
         let ms = ms - drafting + std::mem::replace(&mut self.drafting, drafting);
         if let Some(head) = self.drafted_by
@@ -241,5 +313,32 @@ impl Ledger {
         }
         self.pace.ms = KEEP_PACE * self.pace.ms + ms;
         self.pace.tokens = KEEP_PACE * self.pace.tokens + emitted as f64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_whose_first_guesses_fail_is_expected_to_fail_further_on() {
+        let prior = |_: usize| 0.8;
+        let mut text = Acceptance::default();
+        let fit = |text: &mut Acceptance, n_accepted: usize| {
+            text.learn(0.96, 6, n_accepted);
+            text.fit_shift(prior);
+        };
+        (0..3).for_each(|_| fit(&mut text, 0));
+        // Never tested there, and all texts are right in 4 of 5 cases.
+        let failed = text.chance(4, 0.8);
+        assert!((0.45..0.7).contains(&failed), "{failed}");
+        (0..12).for_each(|_| fit(&mut text, 6));
+        assert!(text.chance(5, 0.8) > 0.8, "{:?}", text);
+        // What happened as often as it was expected to shifts nothing.
+        let mut usual = Acceptance::default();
+        let tested = (0..5).map(|i| (0, i < 4));
+        usual.learn_each(1.0, tested);
+        usual.fit_shift(prior);
+        assert!(usual.shift.abs() < 1e-9, "{usual:?}");
     }
 }

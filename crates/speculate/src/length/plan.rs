@@ -37,6 +37,8 @@ pub struct LengthInput<'a> {
     pub ledger: &'a Ledger,
     /// The length that the stream asks for.
     pub wish: DraftLength,
+    /// Whether a draft may be cut, once it is made, where its guesses are not worth a row.
+    pub may_be_cut: bool,
     /// The longest draft that has room.
     pub room: usize,
     /// Tokens of the stream so far: prompt and output.

@@ -49,6 +49,7 @@ fn run(world: &World<'_>, lengths: &mut Lengths, n: usize) -> (f64, Vec<usize>, 
 /// What the draft of a stream with one head depends on, where up to `most` tokens are wanted.
 fn of_one_head(ledger: &Ledger, most: usize) -> LengthInput<'_> {
     LengthInput {
+        may_be_cut: false,
         ledger,
         wish: DraftLength::UpTo(most),
         room: 16,
@@ -157,6 +158,7 @@ fn a_batch_gives_its_rows_to_the_stream_that_uses_them() {
         });
     }
     let input = |ledger, wish| LengthInput {
+        may_be_cut: false,
         ledger,
         wish,
         room: 4,
@@ -248,6 +250,7 @@ fn with_copies(head: u64, copy: u64, (row, draft): (f64, f64)) -> (usize, usize,
         let n_tested = 8.min(accepted + 1);
         lengths.proposed(&mut ledger, 4, n_tested, first_wrong(copy, n_tested));
         let next = lengths.choose(&[LengthInput {
+            may_be_cut: false,
             copy: Some(Copy {
                 matched: 4,
                 tokens: 8,
@@ -314,6 +317,7 @@ fn streams_of_one_round_have_drafters_of_their_own() {
         });
     }
     let input = |ledger, matched| LengthInput {
+        may_be_cut: false,
         context: 9,
         copy: Some(Copy { matched, tokens: 8 }),
         ..of_one_head(ledger, 8)

@@ -3,7 +3,7 @@
 
 use super::{StreamRows, Verified};
 use crate::draft::{DraftRequest, TargetView};
-use crate::length::{Guesser, HeadTimes, LengthInput, Longest, Plan};
+use crate::length::{Drafted, Guesser, HeadTimes, LengthInput, Longest, Plan};
 use crate::speculator::Speculator;
 use crate::stream::{Finish, Stream};
 use backend::DeviceError;
@@ -60,7 +60,43 @@ impl Speculator {
             self.guess_by(head, streams, rows, (verified, taps), &most)?;
             *time = Some(start.elapsed());
         }
+        self.cut_drafts(streams, rows, &limits);
         Ok((longest, times))
+    }
+
+    /// Cuts drafts where the drafter itself is so unsure that the guesses are not worth their rows.
+    fn cut_drafts(
+        &mut self,
+        streams: &mut [&mut Stream],
+        rows: &[StreamRows],
+        limits: &[DraftLimit],
+    ) {
+        if streams.iter().all(|stream| stream.confidences.is_empty()) {
+            return;
+        }
+        let context = self.memory.size().context;
+        let n_heads = self.n_heads();
+        let going: Vec<usize> = (0..streams.len())
+            .filter(|&i| streams[i].finish.is_none())
+            .collect();
+        let drafted = |&i: &usize| Drafted {
+            input: streams[i].length_input(rows[i].chooses, context, n_heads),
+            plan: limits[i].plan,
+            tokens: streams[i].draft.len(),
+            given: streams[i].given.len(),
+            confidences: &streams[i].confidences,
+        };
+        let drafted: Vec<Drafted<'_>> = going.iter().map(drafted).collect();
+        let key = self.key.part("verify");
+        let is_recorded = |rows| self.b.is_recorded(key, rows, going.len());
+        let worth = self.lengths.worth(&drafted, &is_recorded);
+        for (i, n) in going.into_iter().zip(worth) {
+            let stream = &mut streams[i];
+            if let (Guesser::Head(head), false) = (stream.guesser, stream.confidences.is_empty()) {
+                self.lengths.cut(head, stream.draft.len(), n);
+                stream.cut_draft(n);
+            }
+        }
     }
 
     /// Has `head`, which reads the rows `taps` of those inside the target, see the rows that stay, and make the drafts
@@ -84,7 +120,8 @@ impl Speculator {
             let is_guesser = stream.guesser == Guesser::Head(head);
             let limit = if is_guesser { most[i] } else { 0 };
             let rejects = is_guesser && stream.rejects();
-            if let Some(request) = stream.draft_request(head, kept, limit, rejects) {
+            let may_be_cut = is_guesser && stream.may_be_cut();
+            if let Some(request) = stream.draft_request(head, kept, limit, rejects, may_be_cut) {
                 readers.push((i, is_guesser));
                 requests.push(request);
             }

@@ -261,6 +261,7 @@ fn choose(text: &Text<'_>, lengths: &Lengths, ledger: &Ledger, most: usize, plac
     };
     let round = &text.stretch.rounds[of.round];
     let input = LengthInput {
+        may_be_cut: false,
         ledger,
         wish: DraftLength::UpTo(most),
         room: text.room(place).min(text.found(place)),
