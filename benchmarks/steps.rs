@@ -518,7 +518,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         sequences: 1,
         context: 33_000,
         step_rows: 2048,
-        kv_format: backend::KvFormat::both(&quant::kv::BF16),
+        kv_format: backend::KvFormat::both(&quant::kv::BF16).into(),
         running_pages: None,
         kept: KeptSize::default(),
     };

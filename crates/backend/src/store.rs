@@ -17,6 +17,12 @@ pub trait Store: Send + Sync {
         0
     }
 
+    /// Bytes that are free of a device's own memory
+    /// ([`Capabilities::own_memory`](crate::Capabilities::own_memory)); none where the device has none, or does not say.
+    fn free_memory(&self) -> Option<u64> {
+        None
+    }
+
     /// Loads activations or a vector of parameters, `[rows, cols]`.
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor;
 

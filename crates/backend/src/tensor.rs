@@ -135,8 +135,10 @@ impl std::fmt::Debug for Matrix {
 /// Shape of one attention layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvSpec {
-    /// Pages of [`crate::PAGE_ROWS`] rows each.
+    /// Pages of [`crate::PAGE_ROWS`] rows each, of all sequences.
     pub pages: usize,
+    /// Rows of one sequence, at most.
+    pub rows: usize,
     /// Key/value heads `K`.
     pub heads: usize,
     /// Head size `e`.

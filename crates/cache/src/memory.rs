@@ -22,8 +22,8 @@ pub struct MemorySize {
     pub step_rows: usize,
     /// How keys and values are stored.
     pub kv_format: KvPlan,
-    /// Pages that running sequences have together in each group without a window. Fewer than all of them
-    /// could fill, and whoever runs them has to stop one where [`Memory::n_free_full_pages`] is too little;
+    /// Pages that running sequences have together in each group, those of windows no more than they can see. Fewer than
+    /// all of them could fill, and whoever runs them has to stop one where [`Memory::n_free_full_pages`] is too little;
     /// as many as that if absent. There are always enough for one sequence.
     pub running_pages: Option<usize>,
     /// Room for what ended texts leave, beyond what running sequences do not need.
@@ -61,8 +61,8 @@ impl KeptSize {
 }
 
 impl MemorySize {
-    /// The [`running_pages`](MemorySize::running_pages) with which memories take `budget` bytes at most.
-    /// `bytes_of` says what those of a size take.
+    /// The [`running_pages`](MemorySize::running_pages) with which memories take `budget` bytes at most; none where
+    /// all that sequences can need is no more. `bytes_of` says what those of a size take.
     ///
     /// # Errors
     ///
@@ -73,23 +73,74 @@ impl MemorySize {
         budget: u64,
         bytes_of: impl Fn(&MemorySize) -> usize,
     ) -> Result<Option<usize>, u64> {
-        let bytes = |running_pages, pages| {
-            let kept = KeptSize { pages, ..self.kept };
+        let bytes = |running_pages| {
             let size = MemorySize {
                 running_pages,
-                kept,
                 ..*self
             };
             bytes_of(&size) as u64
         };
         let one = self.pages(None);
-        let least = bytes(Some(one), self.kept.pages);
-        let page = bytes(Some(one), self.kept.pages + 1) - least;
-        let more = budget.checked_sub(least).ok_or(least)?;
-        let more = more
-            .checked_div(page)
-            .map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-        Ok(more.map(|more| one.saturating_add(more)))
+        let least = bytes(Some(one));
+        if least > budget {
+            return Err(least);
+        }
+        if bytes(None) <= budget {
+            return Ok(None);
+        }
+        // More pages take more bytes: those that fit, and those that do not.
+        let (mut fits, mut exceeds) = (one, self.sequences.saturating_mul(one));
+        while exceeds - fits > 1 {
+            let middle = fits + (exceeds - fits) / 2;
+            match bytes(Some(middle)) <= budget {
+                true => fits = middle,
+                false => exceeds = middle,
+            }
+        }
+        Ok(Some(fits))
+    }
+
+    /// The longest [`context`](MemorySize::context), of `most` tokens at most, of which memories have room for one whole
+    /// in `budget` bytes, beside what each of the other sequences takes whatever its length; 0 if there is none. It is
+    /// a number of whole pages, unless it is `most`. `bytes_of` says what memories of a size take.
+    pub fn context_within(
+        &self,
+        budget: u64,
+        most: usize,
+        bytes_of: impl Fn(&MemorySize) -> usize,
+    ) -> usize {
+        let fits = |context| {
+            let size = MemorySize {
+                context,
+                running_pages: Some(0),
+                ..*self
+            };
+            bytes_of(&size) as u64 <= budget
+        };
+        if fits(most) {
+            return most;
+        }
+        let (mut fitting, mut exceeding) = (0, most.div_ceil(PAGE_ROWS));
+        while exceeding - fitting > 1 {
+            let middle = fitting + (exceeding - fitting) / 2;
+            match fits(middle * PAGE_ROWS) {
+                true => fitting = middle,
+                false => exceeding = middle,
+            }
+        }
+        fitting * PAGE_ROWS
+    }
+
+    /// Tokens for which running sequences have keys and values together, in layers that see all tokens.
+    pub fn running_tokens(&self) -> usize {
+        let one = self.pages(None);
+        let pages = self
+            .running_pages
+            .map_or(usize::MAX, |pages| pages.max(one));
+        let all = self.sequences.saturating_mul(one);
+        // A page of each sequence may be filled in part.
+        let tokens = self.sequences.saturating_mul(self.context);
+        pages.min(all).saturating_mul(PAGE_ROWS).min(tokens)
     }
 
     /// Slots of recurrent state: of sequences, and of snapshots.
@@ -99,6 +150,10 @@ impl MemorySize {
     }
 
     /// Pages of a group with `window`, for all sequences and what ended ones leave.
+    ///
+    /// A sequence has a page of a window only for rows for which it has one of each group without a window, so where
+    /// sequences share these, they need no more of those together; but for one page each, which may be copied in the
+    /// one group and not in the other.
     fn all_pages(&self, window: Option<usize>) -> usize {
         let kept = match window {
             None => self.kept.pages,
@@ -106,9 +161,13 @@ impl MemorySize {
         };
         let one = self.pages(window);
         let most = self.sequences.saturating_mul(one);
-        let planned = match (window, self.running_pages) {
-            (None, Some(pages)) => pages.clamp(one, most.max(one)),
-            _ => most,
+        let planned = match self.running_pages {
+            None => most,
+            Some(pages) => {
+                let beside = window.map_or(0, |_| self.sequences);
+                let shared = pages.max(self.pages(None)).saturating_add(beside);
+                shared.clamp(one, most.max(one))
+            }
         };
         planned.saturating_add(kept)
     }
@@ -187,6 +246,7 @@ impl Memory {
             .map(|(group, pool)| {
                 let spec = |layer: &KvLayer| KvSpec {
                     pages: pool.n_pages(),
+                    rows: size.context,
                     heads: layer.heads,
                     head_dim: layer.head_dim,
                     format: size.kv_format.of(layer, group.window),

@@ -9,6 +9,8 @@ use backend::{
 };
 use proptest::prelude::*;
 
+mod sizes;
+
 const WINDOW: usize = 100;
 
 fn plan() -> MemoryPlan {

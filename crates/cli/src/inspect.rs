@@ -486,6 +486,7 @@ fn report(record: &Value, is_verbose: bool) -> String {
         out.line("runs", "no");
     } else {
         report_model(&record["model"], &mut out);
+        report_context(&record["model"], &mut out);
         report_memory(record, &mut out);
         report_text(&record["text"], &mut out);
         report_unused(&record["model"]["unused_tensors"], is_verbose, &mut out);
@@ -595,6 +596,16 @@ fn report_memory(record: &Value, out: &mut Report) {
     if let Some(layers) = model::kv_layers(&layers) {
         out.line("kv layers", layers);
     }
+}
+
+/// The context, what of it memory has room for, and what the model knows, for people.
+fn report_context(model: &Value, out: &mut Report) {
+    let [context, fits, most] =
+        ["context", "context_fits", "context_max"].map(|key| number(&model[key]));
+    out.line(
+        "context",
+        format_args!("{context} tokens; {fits} fit the memory, the model knows {most}"),
+    );
 }
 
 /// The tokenizer, the chat template and the recommended sampling, for people.

@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
 use engine::{
-    DraftChoice, Engine, EngineError, KvLayersInfo, LoadOptions, LoadProgress, Model, ModelInfo,
-    Placement, Probing, Source, Text,
+    DraftChoice, Engine, EngineError, KvLayersInfo, KvMemory, LoadOptions, LoadProgress, Model,
+    ModelInfo, Placement, Probing, Source, Text,
 };
 use serde_json::{Map, Value};
 use server::Loading;
@@ -183,7 +183,12 @@ pub(crate) fn options(
             (Weights::Packed, _) | (Weights::Auto, None) => Placement::Packed,
         },
         memory_limit: memory,
-        kv_memory: args.kv_memory,
+        kv_memory: match args.kv_memory {
+            Some(bytes) => KvMemory::Bytes(bytes),
+            None => KvMemory::Spare {
+                models: args.shared_by.map_or(1, NonZeroUsize::get),
+            },
+        },
         prefix_cache_memory: args.prefix_cache_memory.unwrap_or(0),
         pictures: !args.no_pictures,
         tower: args.tower(),
@@ -213,8 +218,16 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         0 => String::new(),
         n => format!(", {} of weights", bytes(n)),
     };
+    let of_limit = match info.context_max {
+        most if most > info.context => format!(" of {most}"),
+        _ => String::new(),
+    };
+    let together = match (info.sequences, info.kv_tokens) {
+        (1, _) => String::new(),
+        (n, tokens) => format!(", {tokens} tokens for {n} requests together"),
+    };
     format!(
-        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}{}, {} a token\n{}: {}{of_drafter}\nself-test: {}",
+        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context{of_limit}, KV cache of {} as {}{}, {} a token{together}\n{}: {}{of_drafter}\nself-test: {}",
         info.name,
         info.family,
         info.backend,

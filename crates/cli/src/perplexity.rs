@@ -19,9 +19,9 @@
 //! ```
 
 use crate::args::{DraftArgs, OutputArgs, PerplexityArgs};
-use crate::{bench, model, words};
+use crate::{bench, model, resolve, words};
 use anyhow::{Context, Result, bail};
-use engine::{Model, Text, divergence, log_prob};
+use engine::{KvMemory, Model, Text, divergence, log_prob};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::Path;
@@ -86,7 +86,12 @@ impl Sums {
 /// Runs the command.
 pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode> {
     let file = bench::read(&args.file)?;
-    let mut model = model::load(&args.model.model, &args.load, &DraftArgs::none(), 1)?;
+    let name = &args.model.model;
+    let resolved = resolve::model(name)?;
+    let mut options = model::options(&args.load, &DraftArgs::none(), 1, &resolved)?;
+    // Windows are as long as the context, which must not depend on the memory there is.
+    options.kv_memory = KvMemory::Whole;
+    let mut model = model::load_with(name, &args.load, &resolved, &options)?;
     let texts = texts(&args.file, &file, args.texts, &model.text)?;
     let context = model.info.context;
     let stride = args.stride.unwrap_or(context / 2).max(1);

@@ -97,10 +97,11 @@ fn memory(too_large: &TooLarge) -> String {
     if too_large.weights > 0 {
         less.push("--weights mapped");
     }
-    format!(
-        "{too_large}; {} needs less, and --memory SIZE allows more",
-        less.join(" or ")
-    )
+    let more = match too_large.own_memory {
+        true => "",
+        false => ", and --memory SIZE allows more",
+    };
+    format!("{too_large}; {} needs less{more}", less.join(" or "))
 }
 
 fn drafter_reason(reason: &DrafterReason) -> String {
@@ -183,6 +184,8 @@ mod tests {
             limit: 1_000_000_000,
             sequences: 4,
             context: 8,
+            shared: false,
+            own_memory: false,
         });
         assert_eq!(
             load_error(largest).to_string(),

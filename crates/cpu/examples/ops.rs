@@ -123,6 +123,7 @@ fn filled(b: &dyn Backend, spec: KvSpec, context: usize) -> Kv {
 fn spec(context: usize, heads: usize, head_dim: usize, format: KvFormat) -> KvSpec {
     KvSpec {
         pages: context.div_ceil(PAGE_ROWS) + 8,
+        rows: context + 8 * PAGE_ROWS,
         heads,
         head_dim,
         format,

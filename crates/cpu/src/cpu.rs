@@ -28,6 +28,8 @@ pub struct Cpu {
     pack_buffers: Vec<Mutex<matmul::PackBuffer>>,
     /// Bytes that the panels of matrices which stay in their files would take.
     left_in_files: AtomicU64,
+    /// Why the last step, or what was asked for since, has failed.
+    failure: Mutex<Option<DeviceError>>,
 }
 
 impl Cpu {
@@ -51,7 +53,15 @@ impl Cpu {
             encoders: (0..n_workers).map(|_| Mutex::default()).collect(),
             pack_buffers: (0..n_workers).map(|_| Mutex::default()).collect(),
             left_in_files: AtomicU64::new(0),
+            failure: Mutex::default(),
         }
+    }
+
+    /// Notes that the system has no memory for `what`, which has none then.
+    fn lacks_memory(&self, what: &str) {
+        let device = self.name();
+        let message = format!("the system has too little memory for {what}");
+        lock(&self.failure).get_or_insert(DeviceError { device, message });
     }
 
     /// The instruction set in use.
@@ -130,11 +140,21 @@ impl Store for Cpu {
     }
 
     fn kv(&self, spec: KvSpec) -> Kv {
-        kv::kv(spec)
+        let none = KvSpec { pages: 0, ..spec };
+        let kv = kv::kv(spec).or_else(|| {
+            self.lacks_memory("keys and values");
+            kv::kv(none)
+        });
+        kv.expect("memory for nothing")
     }
 
     fn delta(&self, spec: DeltaSpec) -> Delta {
-        delta::delta(spec)
+        let none = DeltaSpec { slots: 0, ..spec };
+        let delta = delta::delta(spec).or_else(|| {
+            self.lacks_memory("recurrent states");
+            delta::delta(none)
+        });
+        delta.expect("memory for nothing")
     }
 
     fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
@@ -328,6 +348,6 @@ impl Record for Cpu {
     }
 
     fn finish(&self) -> Result<(), DeviceError> {
-        Ok(())
+        lock(&self.failure).take().map_or(Ok(()), Err)
     }
 }

@@ -107,16 +107,22 @@ impl UnitLayout {
 }
 
 impl KvStore {
-    fn new(kind: KeysOrValues, format: &'static KvRowFormat, units: usize, cols: usize) -> Self {
+    /// `units` of `cols` columns; none where there is no memory for so many.
+    fn new(
+        kind: KeysOrValues,
+        format: &'static KvRowFormat,
+        units: usize,
+        cols: usize,
+    ) -> Option<Self> {
         let layout = UnitLayout::of(format);
-        let region = Region::sparse(units * layout.bytes(cols).1);
-        KvStore {
+        let region = Region::sparse(units.checked_mul(layout.bytes(cols).1)?)?;
+        Some(KvStore {
             kind,
             format,
             layout,
             cols,
             region,
-        }
+        })
     }
 
     /// Where page `page` of a layer of `heads` heads lies, in bytes.
@@ -134,19 +140,19 @@ impl KvStore {
     }
 }
 
-/// Allocates the keys and values of one layer.
-pub(crate) fn kv(spec: KvSpec) -> Kv {
+/// Allocates the keys and values of one layer; none where there is no memory for them.
+pub(crate) fn kv(spec: KvSpec) -> Option<Kv> {
     let width = spec.head_dim.next_multiple_of(16);
-    let units = spec.pages * spec.heads;
+    let units = spec.pages.checked_mul(spec.heads)?;
     let pages = KvPages {
         width,
-        k: KvStore::new(KeysOrValues::Keys, spec.format.k, units, spec.head_dim),
-        v: KvStore::new(KeysOrValues::Values, spec.format.v, units, width),
+        k: KvStore::new(KeysOrValues::Keys, spec.format.k, units, spec.head_dim)?,
+        v: KvStore::new(KeysOrValues::Values, spec.format.v, units, width)?,
     };
-    Kv {
+    Some(Kv {
         spec,
         storage: Box::new(pages),
-    }
+    })
 }
 
 /// Makes page `to` of a layer what page `from` is.

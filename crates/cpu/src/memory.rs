@@ -52,25 +52,25 @@ unsafe impl Sync for Region {}
 impl Region {
     /// A region of `len` zeros, all of which will be written.
     pub(crate) fn zeroed(len: usize) -> Self {
-        Self::new(len, HUGE_PAGE)
+        let layout = Layout::from_size_align(len, 16).expect("a size that fits the address space");
+        Self::new(len, HUGE_PAGE).unwrap_or_else(|| handle_alloc_error(layout))
     }
 
-    /// A region of `len` zeros, many of which may never be written.
-    pub(crate) fn sparse(len: usize) -> Self {
+    /// A region of `len` zeros, many of which may never be written; none where the system refuses so many.
+    pub(crate) fn sparse(len: usize) -> Option<Self> {
         Self::new(len, SPARSE)
     }
 
     /// A region of `len` zeros, in large pages if `len` is at least `huge`.
-    fn new(len: usize, huge: usize) -> Self {
+    fn new(len: usize, huge: usize) -> Option<Self> {
         let align = if len >= huge { HUGE_PAGE } else { LINE };
         // Aligned by hand: the allocator itself would clear memory of a large alignment and touch
         // every page, while large blocks of a small one come as untouched zeros.
-        let layout =
-            Layout::from_size_align(len + align, 16).expect("a size that fits the address space");
+        let layout = Layout::from_size_align(len.checked_add(align)?, 16).ok()?;
         // SAFETY: the size is not zero.
         let base = unsafe { alloc_zeroed(layout) };
         if base.is_null() {
-            handle_alloc_error(layout);
+            return None;
         }
         let offset = base.align_offset(align);
         #[cfg(target_os = "linux")]
@@ -79,12 +79,12 @@ impl Region {
             // and a kernel that ignores it costs speed only.
             unsafe { libc::madvise(base.add(offset).cast(), len, libc::MADV_HUGEPAGE) };
         }
-        Region {
+        Some(Region {
             base,
             layout,
             offset,
             len,
-        }
+        })
     }
 
     /// The region as elements of `T`.

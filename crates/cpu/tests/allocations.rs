@@ -226,6 +226,7 @@ fn a_step_allocates_nothing_once_its_sizes_have_been_seen() {
         let format = quant::kv_format(kv).expect("a format");
         let mut kv = b.kv(KvSpec {
             pages: 1,
+            rows: 64,
             heads: HEADS,
             head_dim: HIDDEN / HEADS,
             format: KvFormat::both(format),

@@ -148,9 +148,9 @@ impl Cut {
     /// image see each other. Steps with such rows are not recorded.
     fn new(p: &Pages, attention: &Attention, n: usize, ahead: usize) -> Self {
         let columns = p.tiles.unwrap_or(p.spec.head_dim);
-        // As many as any row of this memory sees, so that a longer context changes no launch.
+        // As many as any row of this memory can see, so that a longer text changes no launch.
         let fine = |keys: usize| p.tiles.is_some() && keys <= PAGE_UNIT_KEYS;
-        let keys = p.spec.pages * PAGE_ROWS;
+        let keys = p.spec.rows.min(p.spec.pages * PAGE_ROWS);
         // A window may begin and end within units, however few pages there are.
         let is_fine = fine(attention.window.unwrap_or(keys));
         let unit = if is_fine { PAGE_ROWS } else { SPLIT_KEYS };

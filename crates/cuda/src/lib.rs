@@ -332,6 +332,11 @@ impl Store for Cuda {
         values.into()
     }
 
+    fn free_memory(&self) -> Option<u64> {
+        let (free, total) = self.device.driver.memory();
+        (total > 0).then_some(free as u64)
+    }
+
     fn kv(&self, spec: KvSpec) -> Kv {
         kv::kv(self, spec)
     }

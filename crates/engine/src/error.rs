@@ -210,18 +210,27 @@ pub struct TooLarge {
     pub sequences: usize,
     /// Tokens of each request, prompt and output together.
     pub context: usize,
+    /// Whether requests share memory, of which `remembered` is the least: room for one of them as long as that.
+    pub shared: bool,
+    /// Whether it is memory of the device's own.
+    pub own_memory: bool,
 }
 
 impl fmt::Display for TooLarge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gb = |bytes: u64| bytes as f64 / 1e9;
-        write!(
-            f,
-            "the KV cache of {} requests of {} tokens needs {:.1} GB",
-            self.sequences,
-            self.context,
-            gb(self.remembered)
-        )?;
+        let (sequences, context) = (self.sequences, self.context);
+        match self.shared {
+            false => write!(
+                f,
+                "the KV cache of {sequences} requests of {context} tokens"
+            )?,
+            true => write!(
+                f,
+                "the KV cache that {sequences} requests share, one of them of {context} tokens,"
+            )?,
+        }
+        write!(f, " needs {:.1} GB", gb(self.remembered))?;
         if self.weights > 0 {
             write!(f, ", the weights {:.1} GB", gb(self.weights))?;
         }

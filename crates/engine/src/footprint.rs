@@ -2,6 +2,7 @@
 
 use crate::Model;
 use crate::info::KvLayersInfo;
+use crate::memory_plan::longest_context;
 use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use models::Target;
 
@@ -131,7 +132,10 @@ impl Model {
         let size = self.speculator.memory().size();
         self.info.kv_format = size.kv_format.to_string();
         self.info.kv_layers = KvLayersInfo::of(&self.plans, size);
+        let most = self.info.context_max;
         self.info.memory_bytes = Planned::all_bytes(&self.plans, size);
         self.info.kv_token_bytes = Planned::token_bytes(&self.plans, size);
+        self.info.kv_tokens = size.running_tokens();
+        self.info.context_fits = longest_context(&self.budget, &self.plans, size, most);
     }
 }

@@ -61,6 +61,12 @@ pub struct ModelInfo {
     /// Bytes of keys and values that each token of a context takes, the drafter's included, without those of
     /// sliding windows.
     pub kv_token_bytes: usize,
+    /// Tokens for which requests that run have keys and values together, which is less than all of their contexts
+    /// where they share memory.
+    pub kv_tokens: usize,
+    /// Tokens of the longest context that memory has room for, for one request beside what each of the others takes
+    /// whatever its length.
+    pub context_fits: usize,
     /// What the model looks at pictures and clips with; none if it takes none.
     pub vision: Option<VisionInfo>,
     /// Why the model takes no pictures and clips; empty if it does.

@@ -30,6 +30,7 @@ mod hashes;
 mod info;
 mod lines;
 mod load;
+mod memory_plan;
 mod multimodal;
 mod options;
 mod pace;
@@ -70,6 +71,7 @@ pub use info::{KvLayersInfo, Model, ModelInfo};
 pub use lines::LineLimits;
 pub use load::load;
 pub use media::{Frame, Limits as MediaLimits, SoundLimits};
+pub use memory_plan::KvMemory;
 pub use multimodal::{
     ClipOptions, ClipSource, Hearing, HearingInfo, MediaCounts, MediaItem, MediaKind,
     MediaRowCounts, OpenError, PlacedMedia, Senses, TowerFile, Vision, VisionInfo, WrongPlaces,

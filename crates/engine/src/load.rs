@@ -19,14 +19,15 @@ use crate::error::EngineError;
 use crate::footprint::Planned;
 use crate::hashes::Hashes;
 use crate::info::{KvLayersInfo, Model, ModelInfo};
+use crate::memory_plan::{Room, longest_context, planned_size, smaller};
 use crate::multimodal::{Hearing, OwnFile, Senses, Sight, TowerFile, Vision};
-use crate::options::{DEFAULT_CONTEXT, LoadOptions};
+use crate::options::LoadOptions;
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key};
 use crate::source::{Source, quantized};
 use crate::stored::Stored;
 use backend::Backend;
-use cache::{KeptSize, KvPlan, MANY_QUERY_HEADS, Memory, MemorySize};
+use cache::{KvPlan, MANY_QUERY_HEADS, Memory, MemorySize};
 use models::{ModelError, Target};
 use speculate::Speculator;
 use std::num::NonZeroUsize;
@@ -49,9 +50,18 @@ pub fn load(
     let mut opened = open(source, options)?;
     let tower = std::mem::take(&mut opened.tower);
     let mut sight = Sight::plan(source, &opened.checkpoint, tower, options);
-    let target = place(&*b, &opened.checkpoint, &opened.text, &mut sight, options)?;
+    let mut target = place(&*b, &opened.checkpoint, &opened.text, &mut sight, options)?;
     options.progress.report("drafter", 0.85);
-    let (found, hashes) = pair(&*b, source, &mut opened, &target, options)?;
+    let (found, hashes) = loop {
+        match pair(&*b, source, &mut opened, &target, options) {
+            // The plan knows of no head before one is found.
+            Err(EngineError::TooLarge(too_large)) => {
+                let smaller = smaller(&target.size, options);
+                target.size = smaller.ok_or(EngineError::TooLarge(too_large))?;
+            }
+            paired => break paired?,
+        }
+    };
     let mut facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
     facts.vision = sight.vision(&b, &opened.text);
     facts.hearing = sight.hearing(&b, &opened.text);
@@ -153,34 +163,46 @@ fn place(
     let most_rows = sight.most_rows();
     let outlook = drafters::outlook(b, options);
     let beside = outlook.as_ref().map(|outlook| &outlook.planned);
-    let size = |target: &dyn Target| {
+    let size = |target: &dyn Target, room| {
         // A step takes all rows of a picture that see each other.
         let span_rows = match target.media_rows().see_their_span {
             true => most_rows,
             false => 0,
         };
-        planned_size(target, beside, chunk.max(span_rows), options)
+        planned_size(target, beside, chunk.max(span_rows), room, options)
     };
+    let least = |target: &dyn Target| size(target, Room::Least);
     let (target, weights) =
-        placement::load_target(b, checkpoint, options, sight, outlook.as_ref(), size)?;
+        placement::load_target(b, checkpoint, options, sight, outlook.as_ref(), least)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
         return Err(EngineError::OtherTokenizer {
             tokenizer: text.tokenizer.vocab_size(),
             model: target.vocab_size(),
         });
     }
-    let budget = Budget {
-        // A device with memory of its own says by itself when it is full.
-        limit: options.memory_limit.filter(|_| !device.own_memory),
-        weights: if weights.mapped {
-            0
-        } else {
-            checkpoint.bytes()
-        },
-        tower: sight.step_bytes(),
+    let bytes = checkpoint.bytes();
+    let (packed, mapped) = match (weights.mapped, device.own_memory) {
+        (true, _) => (0, bytes),
+        (false, false) => (bytes, 0),
+        // They are there already, and what is free is free beside them.
+        (false, true) => (0, 0),
     };
+    let budget = Budget {
+        limit: match device.own_memory {
+            true => b.free_memory(),
+            false => options.memory_limit,
+        },
+        weights: packed,
+        tower: sight.step_bytes(),
+        own_memory: device.own_memory,
+    };
+    let of_drafter = match (&outlook, weights.mapped) {
+        (Some(outlook), false) => outlook.weights,
+        _ => 0,
+    };
+    let room = Room::within(b, &budget, (mapped, of_drafter), options);
     check_formats(b, &*target, options)?;
-    let size = size(&*target)?;
+    let size = size(&*target, room)?;
     budget.check(&[Planned::target(&*target)], &size)?;
     Ok(PlacedTarget {
         target,
@@ -202,47 +224,6 @@ pub(crate) fn check_formats(
         return Err(EngineError::ContextTooLong { asked, most });
     }
     fits(b, &target.plan(), &options.kv_format)
-}
-
-/// The size of a target's memory in which a step has `step_rows` rows of a sequence at most. `beside` is the memory of a
-/// draft model, which shares the budgets of the options.
-pub(crate) fn planned_size(
-    target: &dyn Target,
-    beside: Option<&Planned>,
-    step_rows: usize,
-    options: &LoadOptions,
-) -> Result<MemorySize, EngineError> {
-    let size = MemorySize {
-        sequences: options.sequences,
-        context: options
-            .context
-            .unwrap_or(DEFAULT_CONTEXT)
-            .min(target.max_context()),
-        step_rows,
-        kv_format: options.kv_format,
-        running_pages: None,
-        kept: KeptSize::default(),
-    };
-    let target = Planned::target(target);
-    let bytes = |size: &MemorySize| {
-        let of_drafter = beside.map_or(0, |drafter| drafter.bytes(size));
-        target.bytes(size).saturating_add(of_drafter)
-    };
-    let running_pages = options.kv_memory.map(|budget| {
-        let pages = size.running_pages_within(budget, bytes);
-        pages.map_err(|least| EngineError::KvTooSmall {
-            asked: budget,
-            least,
-            context: size.context,
-        })
-    });
-    let running_pages = running_pages.transpose()?.flatten();
-    let kept = KeptSize::within(options.prefix_cache_memory, &size, bytes);
-    Ok(MemorySize {
-        running_pages,
-        kept,
-        ..size
-    })
 }
 
 /// Finds a drafter for the target. What the hashes' file does not know yet is written there.
@@ -497,6 +478,8 @@ fn attempt(
         step_bytes: facts.step_bytes,
         memory_bytes: Planned::all_bytes(&plans, &size),
         kv_token_bytes: Planned::token_bytes(&plans, &size),
+        kv_tokens: size.running_tokens(),
+        context_fits: longest_context(&budget, &plans, &size, target.max_context()),
         kv_format,
         kv_layers: KvLayersInfo::of(&plans, &size),
         vision: facts.vision.as_ref().ok().map(|vision| vision.info()),

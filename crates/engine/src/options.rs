@@ -1,6 +1,7 @@
 //! What a caller may ask of [`crate::load`].
 
 use crate::error::EngineError;
+use crate::memory_plan::KvMemory;
 use crate::multimodal::TowerFile;
 use crate::preflight::Probing;
 use crate::reason::{Placement, Words};
@@ -13,7 +14,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// Tokens of a sequence where nobody says otherwise.
+/// Tokens of a sequence where nobody says otherwise, and memory does not either.
 pub const DEFAULT_CONTEXT: usize = 8192;
 /// Draft length where nobody says otherwise.
 pub const DEFAULT_DRAFT_MAX: usize = 16;
@@ -97,8 +98,9 @@ pub struct LoadOptions {
     pub draft_window: Option<NonZeroUsize>,
     /// Which drafted tokens are accepted.
     pub accept: Accept,
-    /// Tokens of a sequence, prompt and output together; the model's own limit, but at most
-    /// [`DEFAULT_CONTEXT`], if absent.
+    /// Tokens of a sequence, prompt and output together. If absent, as many as
+    /// [`kv_memory`](LoadOptions::kv_memory) has room for, up to the model's own limit; with
+    /// [`KvMemory::Whole`] that limit, but at most [`DEFAULT_CONTEXT`].
     pub context: Option<usize>,
     /// Requests that run at once.
     pub sequences: usize,
@@ -113,11 +115,9 @@ pub struct LoadOptions {
     /// Bytes of the host's memory that packed weights and the KV cache may take together;
     /// no limit if absent. A device with memory of its own has limits of its own and ignores it.
     pub memory_limit: Option<u64>,
-    /// Bytes of keys, values and states of the target that running requests have together, if less than
-    /// [`sequences`](LoadOptions::sequences) times [`context`](LoadOptions::context) takes: requests are then
-    /// preempted where it is too little. It has room for one whole context. A draft model's are part of it; a draft
-    /// head's cache gets as many pages beside it.
-    pub kv_memory: Option<u64>,
+    /// How much keys, values and states of running requests take together. Where it is less than all of them could
+    /// need, they share it, and are preempted where it runs out.
+    pub kv_memory: KvMemory,
     /// Bytes of the prefix cache beyond what running requests leave free of theirs: of keys, values
     /// and states of the target, and of a draft model. A draft head's cache gets as many pages beside it.
     pub prefix_cache_memory: u64,
@@ -155,7 +155,7 @@ impl Default for LoadOptions {
             quantize: None,
             weights: Placement::default(),
             memory_limit: None,
-            kv_memory: None,
+            kv_memory: KvMemory::default(),
             prefix_cache_memory: 0,
             pictures: true,
             tower: TowerFile::default(),

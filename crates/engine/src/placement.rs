@@ -29,6 +29,8 @@ pub(crate) struct Budget {
     pub(crate) weights: u64,
     /// Bytes that a vision tower takes beside its weights while it looks.
     pub(crate) tower: u64,
+    /// Whether it is memory of the device's own.
+    pub(crate) own_memory: bool,
 }
 
 impl Budget {
@@ -55,6 +57,8 @@ impl Budget {
             limit,
             sequences: size.sequences,
             context: size.context,
+            shared: size.running_pages.is_some(),
+            own_memory: self.own_memory,
         })
     }
 }
@@ -235,7 +239,7 @@ mod tests {
             let options = LoadOptions {
                 sequences: 4,
                 context: Some(2048),
-                kv_memory: Some(kv_memory),
+                kv_memory: crate::KvMemory::Bytes(kv_memory),
                 ..drafted(by_itself)
             };
             match load_qwen(&options) {

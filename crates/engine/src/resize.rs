@@ -5,7 +5,8 @@ use crate::drafters::pairing::fits;
 use crate::error::EngineError;
 use crate::footprint::Planned;
 use crate::info::Model;
-use crate::load::{check_formats, planned_size};
+use crate::load::check_formats;
+use crate::memory_plan::{Room, planned_size};
 use crate::options::LoadOptions;
 use crate::source::Source;
 use cache::{KeptSize, KvPlan, MemorySize};
@@ -56,7 +57,7 @@ impl Model {
         let (b, target) = (self.speculator.backend(), self.speculator.target());
         check_formats(&**b, target, options)?;
         let beside = outlook(&**b, options).map(|outlook| outlook.planned);
-        let size = planned_size(target, beside.as_ref(), step_rows, options)?;
+        let size = planned_size(target, beside.as_ref(), step_rows, Room::Unknown, options)?;
         self.budget.check(&[Planned::target(target)], &size)?;
         self.speculator.resize(size);
         if let Err(error) = self.speculator.backend().finish() {

@@ -4,8 +4,8 @@
 use cpu::{Cpu, CpuOptions};
 use engine::{
     CancelToken, DraftChoice, Embedding, Engine, EngineError, EngineOptions, Event, FinishReason,
-    GrammarSpec, LoadOptions, Pooling, Probing, Request, RequestOutcome, Sampling, Source,
-    TopLogprobs, WrittenToken,
+    GrammarSpec, KvMemory, LoadOptions, Pooling, Probing, Request, RequestOutcome, Sampling,
+    Source, TopLogprobs, WrittenToken,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ fn roomy(model: &str, sequences: usize) -> Engine {
 /// An engine for `sequences` requests, with as little memory as one can need.
 fn tight(model: &str, sequences: usize, reuse: bool) -> Engine {
     let with = |kv_memory| LoadOptions {
-        kv_memory: Some(kv_memory),
+        kv_memory: KvMemory::Bytes(kv_memory),
         ..options(sequences)
     };
     let least = match load(model, &with(1)) {

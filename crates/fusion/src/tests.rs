@@ -105,6 +105,7 @@ fn operands(rule: &str) -> HashMap<u32, Bound> {
         "norm_rope" | "append" => {
             let kv = Reference.kv(KvSpec {
                 pages: 1,
+                rows: 64,
                 heads: 2,
                 head_dim: 8,
                 format: KvFormat::both(&quant::kv::F32),

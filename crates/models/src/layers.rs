@@ -77,6 +77,18 @@ impl<'a> Loader<'a> {
             .upload(1, n, &self.checkpoint.norm(&self.name_of(name), n)?))
     }
 
+    /// [`Loader::offset_norm`] with its first columns, so many, times a factor.
+    pub(crate) fn lengthened_norm(
+        &self,
+        name: &str,
+        n: usize,
+        (first, factor): (usize, f32),
+    ) -> Result<Tensor, ModelError> {
+        let mut weight = self.checkpoint.norm(&self.name_of(name), n)?;
+        weight[..first].iter_mut().for_each(|w| *w *= factor);
+        Ok(self.b.upload(1, n, &weight))
+    }
+
     /// The whole name of a parameter without `.weight`.
     fn bare_name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)

@@ -28,6 +28,7 @@ mod outline;
 mod qwen3_5;
 mod qwen3_5_mtp;
 mod qwen3_5_vision;
+mod rope;
 mod taps;
 
 pub use block_head::{BlockHead, BlockKind};

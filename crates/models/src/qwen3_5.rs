@@ -260,7 +260,7 @@ impl Target for Qwen35 {
     }
 
     fn max_context(&self) -> usize {
-        self.config.max_position_embeddings
+        self.config.max_context()
     }
 
     fn plan(&self) -> MemoryPlan {

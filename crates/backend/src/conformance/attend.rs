@@ -231,6 +231,7 @@ impl AttendCase {
     fn kv(&self, b: &dyn Backend, pages: usize) -> Kv {
         b.kv(KvSpec {
             pages,
+            rows: pages * crate::PAGE_ROWS,
             heads: self.kv_heads,
             head_dim: self.head_dim,
             format: self.format(),

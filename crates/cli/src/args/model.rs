@@ -21,8 +21,8 @@ pub(crate) struct ModelArg {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct LoadArgs {
-    /// Context length: tokens of prompt and reply together, such as 4096 or 32k [default: the
-    /// model's limit, at most 8k]
+    /// Context length: tokens of prompt and reply together, such as 4096 or 32k [default: what
+    /// the KV cache has room for, up to the model's limit; at most 8k for measurements]
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = count)]
     pub(crate) context: Option<usize>,
     #[arg(long, value_name = "FORMAT", help = kv_help(), default_value = quant::KV_FORMATS[0].name, value_parser = kv_plan)]
@@ -76,6 +76,9 @@ pub(crate) struct LoadArgs {
     /// Memory of the KV cache of running requests, which only `serve` has an option for.
     #[arg(skip)]
     pub(crate) kv_memory: Option<u64>,
+    /// Models that share the memory, which only `serve` may have several of.
+    #[arg(skip)]
+    pub(crate) shared_by: Option<NonZeroUsize>,
     /// Whether files are hashed though the model is not tried, as `serve --cache-dir` asks for.
     #[arg(skip)]
     pub(crate) identify: bool,

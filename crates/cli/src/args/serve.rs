@@ -41,9 +41,9 @@ pub(crate) struct ServeArgs {
         help_heading = "Server"
     )]
     pub(crate) tower_share: u32,
-    /// Memory of the KV cache of running requests, a draft model's included, such as 8GB, where --parallel times --context would
-    /// take more: when it runs out, the request of lowest priority gives its place to others and goes
-    /// on later, with the same text [default: enough for all]
+    /// Memory of the KV cache that running requests share, a draft model's included, such as 8GB; never more than --parallel
+    /// times --context. When it runs out, the request of lowest priority gives its place to others and goes
+    /// on later, with the same text [default: half of what the weights leave free, on a GPU three quarters]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Server")]
     pub(crate) kv_memory: Option<u64>,
     /// Turn the prefix cache off: every prompt is computed from its start, even if an earlier request

@@ -23,7 +23,7 @@ use crate::model;
 use crate::resolve::{self, Resolved};
 use anyhow::{Context, Result, bail};
 use axes::Axes;
-use engine::{Engine, EngineOptions, LoadOptions, Model, ModelInfo};
+use engine::{Engine, EngineOptions, KvMemory, LoadOptions, Model, ModelInfo};
 pub(crate) use length::BenchLength;
 pub(crate) use prompts::wordings;
 use prompts::{Wording, random};
@@ -80,7 +80,9 @@ fn load(args: &BenchArgs) -> Result<Loaded> {
     };
     let name = &args.model.model;
     let resolved = resolve::model(name)?;
-    let options = model::options(&args.load, &draft, 1, &resolved)?;
+    let mut options = model::options(&args.load, &draft, 1, &resolved)?;
+    // A text that waits for memory would be measured as a slow one.
+    options.kv_memory = KvMemory::Whole;
     Ok(Loaded {
         model: model::load_with(name, &args.load, &resolved, &options)?,
         resolved,

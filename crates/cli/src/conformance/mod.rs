@@ -27,7 +27,9 @@ use crate::resolve::{self, Resolved};
 use crate::{model, words};
 use anyhow::{Context, Result};
 use cells::{Author, Cell, Plain};
-use engine::{DraftChoice, DraftLength, Engine, EngineOptions, LoadOptions, Model, Source};
+use engine::{
+    DraftChoice, DraftLength, Engine, EngineOptions, KvMemory, LoadOptions, Model, Source,
+};
 use features::{FEATURES, Mode};
 use serde::Serialize;
 use server::{ModelConfig, RequestReader};
@@ -91,6 +93,7 @@ pub(crate) fn run(args: &ConformanceArgs, output: OutputArgs) -> Result<ExitCode
     let resolved = resolve::model(name)?;
     let mut options = model::options(&args.load, &DraftArgs::none(), SEQUENCES, &resolved)?;
     options.accept = args.accept;
+    options.kv_memory = KvMemory::Whole;
     let mut loaded = model::load_with(name, &args.load, &resolved, &options)?;
     let lengths = lengths(args.quick);
     options.draft_max = lengths.iter().flatten().map(|n| n.max()).max().unwrap_or(0);

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 /// A model that may be served.
@@ -71,6 +72,9 @@ pub(super) fn all(args: &ServeArgs, layered: &Layered, line: &[OsString]) -> Res
             args: own,
         });
     }
+    let most = args.models.models_max.map_or(usize::MAX, NonZeroUsize::get);
+    let n = NonZeroUsize::new(known.len().min(most));
+    known.iter_mut().for_each(|k| k.args.load.shared_by = n);
     Ok(known)
 }
 

@@ -86,31 +86,38 @@ impl Shape {
     }
 }
 
-/// Allocates the memory of one layer.
+/// Allocates the memory of one layer; none where there is not so much.
 ///
 /// # Panics
 ///
 /// If the convolution has more than [`MAX_TAPS`] taps.
-pub(crate) fn delta(spec: DeltaSpec) -> Delta {
+pub(crate) fn delta(spec: DeltaSpec) -> Option<Delta> {
     let shape = Shape::new(spec);
     assert!(
         spec.conv_taps <= MAX_TAPS,
         "{} taps are more than {MAX_TAPS}",
         spec.conv_taps
     );
-    let rows = 2 * spec.slots * MAX_TENTATIVE;
+    let rows = spec.slots.checked_mul(2 * MAX_TENTATIVE)?;
+    let a_row = spec.value_heads + shape.keys() + shape.deltas();
+    let states = spec.slots.checked_mul(spec.value_heads * shape.state())?;
+    let history = spec.slots.checked_mul(shape.ring * shape.channels)?;
+    let all = rows.checked_mul(a_row)?.checked_add(states)?;
+    let all = all.checked_add(history)?.checked_mul(size_of::<f32>())?;
+    // What a vector cannot get ends the program, so all of it is asked for once, and given back.
+    drop(Region::sparse(all)?);
     let state = LayerState {
         slots: vec![Slot::default(); spec.slots],
-        states: Region::sparse(4 * spec.slots * spec.value_heads * shape.state()),
+        states: Region::sparse(size_of::<f32>() * states)?,
         decays: vec![0.0; rows * spec.value_heads],
         keys: vec![0.0; rows * shape.keys()],
         deltas: vec![0.0; rows * shape.deltas()],
-        history: vec![0.0; spec.slots * shape.ring * shape.channels],
+        history: vec![0.0; history],
     };
-    Delta {
+    Some(Delta {
         spec,
         storage: Box::new(state),
-    }
+    })
 }
 
 /// Copies a slot, with the updates that its last step has left to replay.

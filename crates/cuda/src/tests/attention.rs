@@ -55,6 +55,7 @@ impl AttentionCase {
         let table = 0..pages;
         let mut kv = b.kv(KvSpec {
             pages,
+            rows: n,
             heads: self.kv_heads,
             head_dim: self.head_dim,
             format,

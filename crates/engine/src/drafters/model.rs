@@ -3,6 +3,7 @@
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place, fits};
 use crate::error::{EngineError, FoundHead, MissingHead};
 use crate::footprint::Planned;
+use crate::memory_plan::KvMemory;
 use crate::options::LoadOptions;
 use crate::reason::Placement;
 use crate::source::{Source, quantized};
@@ -42,7 +43,7 @@ pub(crate) fn outlook(b: &dyn Backend, options: &LoadOptions) -> Option<Outlook>
     let is_open = matches!(options.weights, Placement::Auto(_))
         && options.quantize.is_none()
         && b.capabilities().mapped_weights;
-    let shares = options.kv_memory.is_some() || options.prefix_cache_memory > 0;
+    let shares = matches!(options.kv_memory, KvMemory::Bytes(_)) || options.prefix_cache_memory > 0;
     if options.draft_max == 0 || !(is_open || shares) {
         return None;
     }

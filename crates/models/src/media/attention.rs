@@ -49,6 +49,7 @@ impl FrameMemory {
         } = attention;
         let spec = KvSpec {
             pages: runs * places.len().div_ceil(PAGE_ROWS),
+            rows: places.len(),
             heads: kv_heads,
             head_dim,
             format: format(b),

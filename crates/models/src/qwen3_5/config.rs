@@ -1,6 +1,6 @@
 //! What Qwen 3.5's `config.json` says, checked (`specs/qwen3_5.md`).
 
-use crate::layers::frequencies;
+use crate::rope::{RopeScaling, Scaled};
 use crate::{ModelError, parse, require, require_sizes};
 use backend::{DeltaSpec, Rope};
 use cache::KvLayer;
@@ -13,6 +13,8 @@ struct RopeConfig {
     partial_rotary_factor: Option<f64>,
     mrope_section: Option<Vec<u32>>,
     mrope_interleaved: Option<bool>,
+    #[serde(flatten)]
+    scaling: RopeScaling,
 }
 
 /// The text part of `config.json` (`specs/qwen3_5.md` §1).
@@ -44,6 +46,9 @@ pub(crate) struct Config {
     linear_conv_kernel_dim: usize,
     #[serde(default)]
     rope_parameters: RopeConfig,
+    /// The older place of how positions are stretched.
+    #[serde(default)]
+    rope_scaling: Option<RopeScaling>,
     #[serde(default)]
     rope_theta: Option<f64>,
     #[serde(default)]
@@ -202,6 +207,23 @@ impl Config {
 
     /// Turns the first quarter of each head, as the file says (§4).
     pub(super) fn rope(&self) -> Result<Rope, ModelError> {
+        let (turned, scaled) = self.rotation()?;
+        Ok(Rope {
+            head_dim: self.head_dim,
+            pair_offset: turned / 2,
+            frequencies: scaled.frequencies,
+            axes: self.axes(turned / 2),
+        })
+    }
+
+    /// How many columns of queries and keys turn, and what these are multiplied with.
+    pub(super) fn lengthened(&self) -> Result<(usize, f32), ModelError> {
+        let (turned, scaled) = self.rotation()?;
+        Ok((turned, scaled.length))
+    }
+
+    /// Columns of a head that turn, and how.
+    fn rotation(&self) -> Result<(usize, Scaled), ModelError> {
         let theta = self
             .rope_parameters
             .rope_theta
@@ -216,12 +238,24 @@ impl Config {
         require(turned.is_multiple_of(2) && turned <= self.head_dim, || {
             format!("{turned} rotary columns of {}", self.head_dim)
         })?;
-        Ok(Rope {
-            head_dim: self.head_dim,
-            pair_offset: turned / 2,
-            frequencies: frequencies(theta, turned, turned / 2),
-            axes: self.axes(turned / 2),
-        })
+        let scaled = self
+            .scaling()
+            .apply(theta, turned, self.max_position_embeddings)?;
+        Ok((turned, scaled))
+    }
+
+    /// How positions are stretched.
+    fn scaling(&self) -> &RopeScaling {
+        let own = &self.rope_parameters.scaling;
+        match &self.rope_scaling {
+            Some(older) if own.is_default() => older,
+            _ => own,
+        }
+    }
+
+    /// Tokens of the longest sequence that the model knows.
+    pub(super) fn max_context(&self) -> usize {
+        self.scaling().positions(self.max_position_embeddings)
     }
 
     /// Which of time, height and width each of `pairs` pairs turns by: every third one by height

@@ -139,14 +139,16 @@ impl FullAttention {
             let head = |h: usize| both.slice((2 * h + gate) * e..(2 * h + gate + 1) * e);
             at.b.matrix(&(0..heads).map(head).collect::<Vec<_>>())
         };
+        // A rotation of longer columns is a longer rotation.
+        let lengthened = config.lengthened()?;
         Ok(FullAttention {
             q: half(0),
             gate: half(1),
             k: at.matrix("k_proj", kv, hidden)?,
             v: at.matrix("v_proj", kv, hidden)?,
             o: at.matrix("o_proj", hidden, heads * e)?,
-            q_norm: at.offset_norm("q_norm", e)?,
-            k_norm: at.offset_norm("k_norm", e)?,
+            q_norm: at.lengthened_norm("q_norm", e, lengthened)?,
+            k_norm: at.lengthened_norm("k_norm", e, lengthened)?,
             rope: config.rope()?,
             attention: Attention {
                 group: FULL,

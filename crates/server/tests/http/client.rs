@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine::{CacheFolder, DraftChoice, Engine, EngineOptions, LoadOptions, PageSink, Source};
+use engine::{
+    CacheFolder, DraftChoice, Engine, EngineError, EngineOptions, KvMemory, LoadOptions, PageSink,
+    Source,
+};
 use serde_json::Value;
 use server::{Config, ModelConfig, Models, ServeError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) queue: usize,
     pub(crate) context: usize,
     pub(crate) chunk: usize,
+    /// Whether all requests share memory for one whole context.
+    pub(crate) is_tight: bool,
     pub(crate) draft: DraftChoice,
     pub(crate) page_sink: Option<PageSink>,
     pub(crate) config: Config,
@@ -43,6 +48,7 @@ impl Default for Setup {
             queue: 64,
             context: 512,
             chunk: 64,
+            is_tight: false,
             draft: DraftChoice::Auto,
             page_sink: None,
             config: Config::default(),
@@ -101,7 +107,7 @@ impl Server {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../models")
             .join(setup.model);
-        let options = LoadOptions {
+        let mut options = LoadOptions {
             draft: setup.draft,
             sequences: setup.sequences,
             context: Some(setup.context),
@@ -116,7 +122,16 @@ impl Server {
             ..cpu::CpuOptions::default()
         })
         .unwrap();
-        let model = engine::load(Arc::new(backend), &Source::Folder(folder), &options).unwrap();
+        let (backend, source) = (Arc::new(backend), Source::Folder(folder));
+        if setup.is_tight {
+            options.kv_memory = KvMemory::Bytes(0);
+            let refused = engine::load(backend.clone(), &source, &options);
+            let Err(EngineError::KvTooSmall { least, .. }) = refused else {
+                panic!("nothing holds no context");
+            };
+            options.kv_memory = KvMemory::Bytes(least);
+        }
+        let model = engine::load(backend, &source, &options).unwrap();
         let engine = Arc::new(Engine::start(
             model,
             EngineOptions {

@@ -194,3 +194,45 @@ async fn a_request_may_take_as_long_as_it_says() {
         (200, None)
     );
 }
+
+#[tokio::test]
+async fn requests_that_share_too_little_memory_all_answer_as_if_alone() {
+    const N: usize = 24;
+    let body = |i: usize| {
+        json!({
+            "prompt": format!("Number {i}: ") + &"once upon a time ".repeat(i % 5),
+            "max_tokens": 20 + 20 * (i % 7), "ignore_eos": true, "temperature": 0.7, "seed": i,
+        })
+    };
+    let answer = |reply: &Value| reply["choices"][0]["text"].clone();
+    let alone = Server::start(Setup {
+        context: 256,
+        ..Setup::default()
+    });
+    let alone = alone.await;
+    let mut want = Vec::new();
+    for i in 0..N {
+        want.push(answer(
+            &alone.post("/v1/completions", &body(i)).await.json(),
+        ));
+    }
+    let crowd = Server::start(Setup {
+        sequences: N,
+        context: 256,
+        is_tight: true,
+        ..Setup::default()
+    });
+    let crowd = crowd.await;
+    let bodies: Vec<Value> = (0..N).map(body).collect();
+    let asked = bodies
+        .iter()
+        .map(|body| crowd.post("/v1/completions", body));
+    let replies = timeout(PATIENCE, join_all(asked)).await.expect("answers");
+    for (i, (reply, want)) in replies.iter().zip(&want).enumerate() {
+        assert_eq!(reply.status, 200, "{reply:?}");
+        assert_eq!(answer(&reply.json()), *want, "request {i}");
+    }
+    assert_eq!(crowd.engine.info().kv_tokens, 256);
+    let counters = crowd.engine.counters();
+    assert_eq!(counters.finished.load(Ordering::Acquire), N as u64);
+}

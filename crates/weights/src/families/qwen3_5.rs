@@ -2,7 +2,7 @@
 
 use super::{Family, Name, PLAIN};
 use crate::gguf::Edit::*;
-use crate::gguf::{FileView, Keys};
+use crate::gguf::{FileView, Keys, Value};
 use serde_json::{Value as Json, json};
 
 /// The dense model.
@@ -161,6 +161,15 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
     let sections = sections
         .map(|s| s[..3].to_vec())
         .filter(|s| s.iter().any(|n| *n > 0));
+    let scaling = file.get("rope.scaling.type");
+    let scaling = scaling.as_ref().and_then(Value::as_str);
+    let scaling = scaling.filter(|kind| *kind != "none");
+    let factor = file
+        .float("rope.scaling.factor")
+        .filter(|_| scaling.is_some());
+    // Files have what is multiplied with the usual length of queries and keys, and configurations the product.
+    let attention_factor = file.float("rope.scaling.attn_factor").zip(factor);
+    let attention_factor = attention_factor.map(|(a, s)| a * (0.1 * s.ln() + 1.0));
     Ok(json!({
         "architectures": [if mixture { "Qwen3_5MoeForCausalLM" } else { "Qwen3_5ForCausalLM" }],
         "model_type": if mixture { "qwen3_5_moe_text" } else { "qwen3_5_text" },
@@ -179,7 +188,10 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
         "linear_value_head_dim": value_dim,
         "linear_conv_kernel_dim": size("ssm.conv_kernel"),
         "rope_parameters": {
-            "rope_type": "default",
+            "rope_type": scaling.unwrap_or("default"),
+            "factor": factor,
+            "original_max_position_embeddings": size("rope.scaling.original_context_length"),
+            "attention_factor": attention_factor,
             "rope_theta": file.float("rope.freq_base").unwrap_or(1e7),
             "partial_rotary_factor": turned.unwrap_or(0.25),
             "mrope_section": sections,
@@ -267,6 +279,26 @@ fn keys(keys: &mut Keys<'_>, _config: &Json) {
         keys.size(key, value);
     }
     keys.float("rope.freq_base", theta);
+    let older = &keys.text["rope_scaling"];
+    let kind = |of: &Json| {
+        of["rope_type"]
+            .as_str()
+            .or(of["type"].as_str())
+            .map(str::to_owned)
+    };
+    let is_stretched = |of: &&Json| kind(of).is_some_and(|kind| kind != "default");
+    if let Some(scaling) = [rope, older].into_iter().find(is_stretched) {
+        let (kind, factor) = (kind(scaling), scaling["factor"].as_f64());
+        let trained = scaling["original_max_position_embeddings"].as_u64();
+        let length = scaling["attention_factor"].as_f64().zip(factor);
+        let length = length.map(|(a, s)| a / (0.1 * s.ln() + 1.0));
+        if let Some(kind) = kind {
+            keys.push("rope.scaling.type", Value::String(kind.into()));
+        }
+        keys.float("rope.scaling.factor", factor);
+        keys.size("rope.scaling.original_context_length", trained);
+        keys.float("rope.scaling.attn_factor", length);
+    }
     let sections = sections.map(|s| s.iter().filter_map(Json::as_u64).collect());
     let mut sections: Vec<u64> = sections.unwrap_or_else(|| vec![11, 11, 10]);
     sections.resize(4, 0);
