@@ -5,8 +5,8 @@
 //! over all keys are sums of splits, so they lose no more than sums over a few hundred numbers.
 
 use crate::writing::backend;
-use backend::{Attention, Backend, Batch, BatchSeq, KvFormat, Position, Reference, Rope, Row};
-use cache::{GroupPlan, KeptSize, Memory, MemoryPlan, MemorySize};
+use backend::{Attention, Backend, Batch, BatchSeq, Position, Reference, Rope, Row};
+use cache::{GroupPlan, KeptSize, KvLayer, KvPlan, Memory, MemoryPlan, MemorySize};
 use cpu::Isa;
 use std::sync::Arc;
 use suites::Rng;
@@ -100,7 +100,12 @@ impl Long {
         let plan = MemoryPlan {
             groups: vec![GroupPlan {
                 window: None,
-                layers: vec![(1, COLS)],
+                layers: vec![KvLayer {
+                    heads: 1,
+                    head_dim: COLS,
+                    query_heads: 1,
+                    edge: None,
+                }],
             }],
             delta: Vec::new(),
         };
@@ -108,7 +113,7 @@ impl Long {
             sequences: 1,
             context: ROWS,
             step_rows: STEP,
-            kv_format: KvFormat::both(&quant::kv::F32),
+            kv_format: KvPlan::both(&quant::kv::F32),
             running_pages: None,
             kept: KeptSize::default(),
         };

@@ -3,13 +3,14 @@
 
 use crate::samplings;
 use crate::subjects::{Draft, TINY, TRAINED, greedy_prompts, prompts, vocab};
-use crate::writing::{Setup, assert_same, write, write_with};
+use crate::writing::{Setup, assert_same, speculator, write, write_groups, write_with};
 use backend::{Backend, Tensor};
 use cache::MemoryFull;
 use cpu::{Cpu, CpuOptions};
-use speculate::DraftLength::Fixed;
+use speculate::DraftLength::{Fixed, UpTo};
 use speculate::draft::{DraftRequest, DraftState, TargetView};
-use speculate::{Drafter, Sampling};
+use speculate::length::{CostOf, CostPoint, Costs};
+use speculate::{Drafter, Sampling, Stats, Stream, StreamOptions};
 use std::sync::Arc;
 use suites::Recorder;
 
@@ -99,6 +100,84 @@ fn a_head_that_rested_guesses_what_one_guesses_that_read_on() {
                 "{name} {draft:?} in chunks of {chunk}"
             );
             assert!(got.accepted > 20, "{name} {draft:?}: {}", got.accepted);
+        }
+    }
+}
+
+#[test]
+fn drafts_that_are_cut_where_the_head_is_unsure_change_no_token() {
+    let cpu = || Box::new(Cpu::new(CpuOptions::default()).unwrap());
+    let single: Arc<dyn Backend> = Arc::new(Recorder::new(cpu()));
+    assert_cuts_change_nothing(&[single, Arc::new(Recorder::chaining(cpu()))]);
+}
+
+/// Where each further row of a step costs most of a step, drafts end before unsure guesses, and texts are the same.
+pub(crate) fn assert_cuts_change_nothing(backends: &[Arc<dyn Backend>]) {
+    let time = |of, count: usize, ns| CostPoint {
+        of,
+        head: 0,
+        octave: 10,
+        streams: [3, 0][usize::from(of == CostOf::Verify)],
+        count,
+        experts: 0,
+        ns,
+        seen: 3,
+    };
+    let dear = Costs::of_points(&[
+        time(CostOf::Verify, 1, 1_000_000),
+        time(CostOf::Verify, 31, 31_000_000),
+        time(CostOf::Draft, 0, 0),
+        time(CostOf::Draft, 8, 1_000),
+    ]);
+    for (s, &subject) in TRAINED.iter().enumerate().take(3) {
+        let name = subject.target.strip_prefix("models/").unwrap();
+        let prompts = greedy_prompts(name)[..3].to_vec();
+        for (i, (what, sampling)) in samplings().into_iter().enumerate() {
+            let setup = |draft, length| Setup {
+                draft,
+                length,
+                width: 3,
+                ..Setup::plain(subject, &backends[(s + i) % backends.len()])
+            };
+            let options = |length| {
+                let sampling = sampling.clone();
+                move |i| StreamOptions {
+                    sampling: Sampling {
+                        seed: sampling.seed + i as u64,
+                        ..sampling.clone()
+                    },
+                    max_tokens: 40,
+                    stop_tokens: Arc::new([]),
+                    draft: length,
+                    logprobs: None,
+                }
+            };
+            let alone = |drafter| drafter;
+            let plain = setup(Draft::None, Fixed(0));
+            let mut plain = speculator(&plain, &[], &alone);
+            let (want, _) = write_groups(&mut plain, &prompts, 64, options(Fixed(0)));
+            let cut = setup(Draft::Head, UpTo(8));
+            let mut cut = speculator(&cut, &[], &alone);
+            let open = |(i, prompt): (usize, &Vec<u32>)| {
+                cut.open(prompt.clone(), options(UpTo(8))(i)).unwrap()
+            };
+            let mut streams: Vec<Stream> = prompts.iter().enumerate().map(open).collect();
+            while streams.iter().any(|stream| stream.finish().is_none()) {
+                let going = streams.iter_mut().filter(|s| s.finish().is_none());
+                let mut going: Vec<&mut Stream> = going.collect();
+                // Whatever rounds take here.
+                cut.set_costs(dear.clone());
+                cut.round(&mut going, 64).unwrap();
+            }
+            let sum = |of: fn(&Stats) -> u64| streams.iter().map(|s| of(s.stats())).sum::<u64>();
+            let (unverified, accepted) = (sum(|s| s.unverified), sum(Stats::accepted));
+            assert!(
+                unverified > 5 && accepted > 5,
+                "{name} {what}: {unverified}, {accepted}"
+            );
+            for (stream, want) in streams.iter().zip(&want) {
+                assert_eq!(stream.output(), &want.tokens[..], "{name} {what}");
+            }
         }
     }
 }

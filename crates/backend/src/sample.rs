@@ -118,7 +118,11 @@ fn rough_exp(d: f32) -> f32 {
     let power = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r / 24.0)));
     let n = shifted.to_bits().wrapping_sub(0x4b40_0000) << 23;
     let e = f32::from_bits(power.to_bits().wrapping_add(n));
-    if d > -87.0 { e } else { d * 0.0 }
+    match d {
+        d if d.is_nan() => d,
+        d if d > -87.0 => e,
+        _ => 0.0,
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Loads the model that `-m` and other options ask for, and encodes conversations for it.
 
-use crate::args::{Activations, Device, DraftArgs, LoadArgs, ServeArgs, Weights};
+use crate::args::{Activations, Device, DraftArgs, KvShare, LoadArgs, ServeArgs, Weights};
 use crate::resolve::{self, Resolved};
 use crate::{gpu, machine, places, progress, words};
 use anyhow::{Result, anyhow, bail};
@@ -184,8 +184,9 @@ pub(crate) fn options(
         },
         memory_limit: memory,
         kv_memory: match args.kv_memory {
-            Some(bytes) => KvMemory::Bytes(bytes),
-            None => KvMemory::Spare {
+            None => KvMemory::Whole,
+            Some(KvShare::Bytes(bytes)) => KvMemory::Bytes(bytes),
+            Some(KvShare::Auto) => KvMemory::Spare {
                 models: args.shared_by.map_or(1, NonZeroUsize::get),
             },
         },

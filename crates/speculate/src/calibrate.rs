@@ -87,6 +87,7 @@ impl Speculator {
         let of_each = |head| {
             let mut stream = self.open(prompt.to_vec(), options.clone())?;
             stream.draft_by(Some(Guesser::Head(head)));
+            stream.is_calibration = true;
             let result = self.time_rounds(&mut stream, lengths, limit / heads as u32);
             self.close(stream);
             result

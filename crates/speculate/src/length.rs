@@ -71,6 +71,8 @@ pub struct Lengths {
     /// How often tokens of each head's drafts were kept to be verified, by position, of those whose predecessors were.
     kept: [Acceptance; MAX_HEADS],
     costs: Costs,
+    /// Whether the device records steps of each kind, so that few kinds are better.
+    records: bool,
     /// Which experts steps touch, of a mixture.
     unions: Unions,
 }
@@ -84,6 +86,14 @@ struct Next {
 }
 
 impl Lengths {
+    /// Nothing known yet, on a device that records steps of each kind or does not.
+    pub(crate) fn on_device(records: bool) -> Self {
+        Lengths {
+            records,
+            ..Lengths::default()
+        }
+    }
+
     /// What rounds have cost so far.
     pub fn costs(&self) -> &Costs {
         &self.costs
@@ -185,7 +195,7 @@ impl Lengths {
             }
         }
         self.try_others(streams, plain, &grows, &mut best);
-        level(streams, &mut best);
+        level(streams, &mut best, self.records);
         best
     }
 
@@ -402,14 +412,19 @@ impl Lengths {
         };
         let mut unknown = std::mem::take(&mut ledger.unknown);
         unknown.retain(|(cost, emitted)| {
-            let times = self.costs.believed(cost);
-            times.inspect(|(ms, _)| ledger.enter_late(*ms, *emitted, plain));
-            times.is_none()
+            let plain = self.costs.plain_step(cost.context, cost.streams);
+            let known = self.costs.believed(cost).zip(plain);
+            known.inspect(|((ms, _), plain)| ledger.enter_late(*ms, *emitted, *plain));
+            known.is_none()
         });
         match self.costs.believed(cost) {
             Some(times) => ledger.enter(times, emitted, plain),
-            None if unknown.len() < MAX_UNKNOWN => unknown.push((*cost, emitted)),
-            None => {}
+            None => {
+                if unknown.len() == MAX_UNKNOWN {
+                    unknown.remove(0);
+                }
+                unknown.push((*cost, emitted));
+            }
         }
         ledger.unknown = unknown;
     }
@@ -434,13 +449,13 @@ impl Lengths {
     }
 }
 
-/// Lengths that the drafts of a batch are made of, where they are cut afterwards.
+/// Lengths that the drafts of a batch are made of on a device that records steps.
 const LEVELS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
 /// Gives the drafts that one head makes for several streams one length, where they may be cut afterwards: the head takes
-/// hardly longer for them, which guesses are worth a row shows better once they are made, and a device that records
-/// steps has fewer kinds of them.
-fn level(streams: &[LengthInput<'_>], plans: &mut [Plan]) {
+/// little longer for them, and which guesses are worth a row shows better once they are made. On a device that `records`
+/// steps, lengths are also few.
+fn level(streams: &[LengthInput<'_>], plans: &mut [Plan], records: bool) {
     for head in (0..MAX_HEADS).map(Guesser::Head) {
         let of_head = |(i, plan): (usize, &Plan)| {
             let is_one = plan.guesser == head && plan.tokens > 0 && streams[i].may_be_cut;
@@ -451,10 +466,8 @@ fn level(streams: &[LengthInput<'_>], plans: &mut [Plan]) {
             continue;
         }
         let longest = all.iter().map(|&i| plans[i].tokens).max().unwrap_or(0);
-        let longest = LEVELS
-            .into_iter()
-            .find(|&n| n >= longest)
-            .unwrap_or(longest);
+        let level = LEVELS.into_iter().find(|&n| n >= longest && records);
+        let longest = level.unwrap_or(longest);
         for i in all {
             plans[i].tokens = longest.min(streams[i].most(head));
         }

@@ -74,9 +74,10 @@ impl Stream {
 
     /// Puts the draft by for the round that reaches the end of the text again.
     fn put_draft_by(&mut self) {
-        // A stream may be preempted again before it has come so far.
+        // What the draft was cut by is not counted then.
         self.confidences.clear();
         self.cut_off = None;
+        // A stream may be preempted again before it has come so far.
         self.put_by.get_or_insert_with(|| PutBy {
             draft: std::mem::take(&mut self.draft),
             probs: std::mem::take(&mut self.draft_probs),

@@ -550,11 +550,13 @@ impl Speculator {
                 .book(is_prefill, n_emitted, cost.verify, cost.draft);
         }
         let mut pairs = streams.iter().zip(rows);
-        // What runs for the first time takes longer than it will.
-        if self.ran_first || pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
+        if pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
             return;
         }
-        self.lengths.took(cost);
+        // What runs for the first time takes longer than it will.
+        if !self.ran_first {
+            self.lengths.took(cost);
+        }
         for (stream, rows) in streams.iter_mut().zip(rows) {
             let n_emitted = rows.emitted(stream).len();
             self.lengths.book(&mut stream.ledger, cost, n_emitted);

@@ -53,11 +53,12 @@ impl Speculator {
         memory: Memory,
         drafters: impl Into<Drafters>,
     ) -> Self {
+        let lengths = Lengths::on_device(b.capabilities().records);
         Speculator {
             b,
             target,
             drafters: drafters.into(),
-            lengths: Lengths::default(),
+            lengths,
             accept: Accept::Exact,
             kept: Kept::new(&memory),
             memory,

@@ -45,6 +45,8 @@ pub struct Stats {
     pub held_back: u64,
     /// Drafts that were cut short where the drafter had computed NaN or an infinity.
     pub drafts_cut: u64,
+    /// Tokens that were guessed and cut off again before they were verified, because they were not worth a row.
+    pub unverified: u64,
     /// Time the target took for rounds this stream decoded in, from the batch
     /// to the choice of its tokens.
     pub verify: Duration,

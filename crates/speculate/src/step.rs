@@ -131,6 +131,7 @@ impl Speculator {
             guesser: stream.guesser,
             drafted: rows.n_drafted,
             guessed: stream.n_guessed,
+            confidences: &stream.confidences,
         });
         let context = streams.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
         let drafts: Vec<DraftInput<'_>> = drafts.collect();

@@ -162,6 +162,8 @@ pub struct Stream {
     pub(crate) confidences: Vec<f32>,
     /// The first token that was cut off the draft because it was not worth a row.
     pub(crate) cut_off: Option<u32>,
+    /// Whether the drafter is asked how sure it is though drafts are not cut, so that they take as long.
+    pub(crate) is_calibration: bool,
     /// Log-probabilities of the newest tokens, if asked for.
     pub(crate) logprobs: Vec<Logprobs>,
     pub(crate) options: StreamOptions,
@@ -251,6 +253,7 @@ impl Stream {
             draft_probs: Vec::new(),
             confidences: Vec::new(),
             cut_off: None,
+            is_calibration: false,
             logprobs: Vec::new(),
             history: History::new(&options.sampling, &tokens),
             constraint: None,
@@ -549,11 +552,20 @@ impl Stream {
         matches!(self.options.draft, DraftLength::UpTo(_)) && !self.rejects()
     }
 
-    /// Cuts the draft to its first `n` tokens.
+    /// Cuts the draft to its first `n` tokens: as if so many had been asked for.
     pub(crate) fn cut_draft(&mut self, n: usize) {
-        self.cut_off = self.draft.get(n).copied();
+        let n_cut = self.draft.len().saturating_sub(n);
+        if n_cut == 0 {
+            return;
+        }
+        // A constraint may yet put other tokens in the place of the first one that is cut off.
+        let follows = self.draft[n];
+        self.cut_off = self.constraint.is_none().then_some(follows);
         self.draft.truncate(n);
-        self.n_guessed = self.draft.len();
+        self.n_guessed = n;
+        self.n_asked = n.saturating_sub(self.given.len());
+        self.stats.unverified += n_cut as u64;
+        self.stats.held_back += u64::from(n == 0);
     }
 
     /// How many guesses of the draft the text shows to be right or wrong, and how many of these are right; `n_known`

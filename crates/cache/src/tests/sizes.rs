@@ -1,8 +1,8 @@
 //! How large memories are, and that the pages of windows last as long as those of full attention.
 
 use super::{delta_spec, memory, mixed_plan, plan};
-use crate::{GroupPlan, Memory, MemoryPlan, MemorySize, Sequence};
-use backend::{Batch, KvFormat, MAX_TENTATIVE, PAGE_ROWS, Reference};
+use crate::{GroupPlan, KvLayer, KvPlan, Memory, MemoryPlan, MemorySize, Sequence};
+use backend::{Batch, MAX_TENTATIVE, PAGE_ROWS, Reference};
 use proptest::prelude::*;
 
 /// A size of `sequences` of `context` rows.
@@ -84,12 +84,20 @@ fn bytes_of_long_contexts_do_not_wrap() {
     let plan = MemoryPlan {
         groups: vec![GroupPlan {
             window: None,
-            layers: vec![(128, 512); 100],
+            layers: vec![
+                KvLayer {
+                    heads: 128,
+                    head_dim: 512,
+                    query_heads: 1,
+                    edge: None,
+                };
+                100
+            ],
         }],
         delta: vec![delta_spec()],
     };
     let size = MemorySize {
-        kv_format: KvFormat::both(&quant::kv::BF16),
+        kv_format: KvPlan::both(&quant::kv::BF16),
         ..size(1, 131_072)
     };
     // Keys and values, 100 layers of 128 heads of 512 columns of 2 bytes.
@@ -97,7 +105,7 @@ fn bytes_of_long_contexts_do_not_wrap() {
     let state = 2 * plan.state_bytes();
     assert_eq!(Memory::bytes(&plan, &size), 131_072 * token + state);
     assert!(131_072 * token > u32::MAX as usize * 100);
-    assert_eq!(plan.token_bytes(size.kv_format), token);
+    assert_eq!(plan.token_bytes(&size.kv_format), token);
     assert!(Memory::has_numbers(&plan, &size));
 }
 

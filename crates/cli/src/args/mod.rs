@@ -37,7 +37,7 @@ pub(crate) use form::{FormArgs, TextForm};
 pub(crate) use launch::{LaunchArgs, PsArgs, StopArgs};
 pub(crate) use measure::{BenchArgs, ConformanceArgs, CountArgs, PerplexityArgs};
 pub(crate) use media::MediaArgs;
-pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
+pub(crate) use model::{Activations, Device, KvShare, LoadArgs, ModelArg, Weights};
 pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ModelsArgs, ServeArgs};
 pub(crate) use text::{ChatArgs, RunArgs, TextArgs};
 pub(crate) use trace::{ReplayArgs, TraceArgs};

@@ -21,8 +21,8 @@ pub(crate) struct ModelArg {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct LoadArgs {
-    /// Context length: tokens of prompt and reply together, such as 4096 or 32k [default: what
-    /// the KV cache has room for, up to the model's limit; at most 8k for measurements]
+    /// Context length: tokens of prompt and reply together, such as 4096 or 32k [default: the
+    /// model's limit, at most 8k]
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = count)]
     pub(crate) context: Option<usize>,
     #[arg(long, value_name = "FORMAT", help = kv_help(), default_value = quant::KV_FORMATS[0].name, value_parser = kv_plan)]
@@ -75,7 +75,7 @@ pub(crate) struct LoadArgs {
     pub(crate) no_probe: bool,
     /// Memory of the KV cache of running requests, which only `serve` has an option for.
     #[arg(skip)]
-    pub(crate) kv_memory: Option<u64>,
+    pub(crate) kv_memory: Option<KvShare>,
     /// Models that share the memory, which only `serve` may have several of.
     #[arg(skip)]
     pub(crate) shared_by: Option<NonZeroUsize>,
@@ -167,6 +167,23 @@ fn isa(text: &str) -> Result<cpu::Isa, String> {
         .copied()
         .find(|isa| isa.name() == text)
         .ok_or_else(|| format!("this CPU has {}", names()))
+}
+
+/// The memory of the KV cache of running requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KvShare {
+    /// What the machine has to spare.
+    Auto,
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// Reads a [`KvShare`].
+pub(super) fn kv_memory(text: &str) -> Result<KvShare, String> {
+    match text.trim() {
+        "auto" => Ok(KvShare::Auto),
+        text => size(text).map(KvShare::Bytes),
+    }
 }
 
 /// Bytes, such as `12GB`, `800MB` or `1.5T`.

@@ -2,7 +2,7 @@
 
 use super::draft::{DraftArgs, OverlapArgs};
 use super::media::MediaArgs;
-use super::model::{LoadArgs, size};
+use super::model::{KvShare, LoadArgs, kv_memory, size};
 use super::text::{SamplerArgs, seed, template_arguments};
 use super::trace::TraceArgs;
 use super::values::count;
@@ -41,11 +41,12 @@ pub(crate) struct ServeArgs {
         help_heading = "Server"
     )]
     pub(crate) tower_share: u32,
-    /// Memory of the KV cache that running requests share, a draft model's included, such as 8GB; never more than --parallel
-    /// times --context. When it runs out, the request of lowest priority gives its place to others and goes
-    /// on later, with the same text [default: half of what the weights leave free, on a GPU three quarters]
-    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Server")]
-    pub(crate) kv_memory: Option<u64>,
+    /// Memory of the KV cache that running requests share, a draft model's included, such as 8GB; auto takes half of what
+    /// the weights leave free, on a GPU three quarters, and the longest context that fits. When it runs out, the request of
+    /// lowest priority gives its place to others and goes on later, with the same text [default: --parallel times
+    /// --context]
+    #[arg(long, value_name = "SIZE", value_parser = kv_memory, help_heading = "Server")]
+    pub(crate) kv_memory: Option<KvShare>,
     /// Turn the prefix cache off: every prompt is computed from its start, even if an earlier request
     /// began the same way. Texts are the same, and response times tell nothing of others' prompts
     #[arg(long, help_heading = "Server")]

@@ -167,6 +167,7 @@ fn every_pair_is_launched_and_saved_in_the_bytes_of_its_formats() {
             }
             let kv = cuda.kv(KvSpec {
                 pages: 3,
+                rows: 3 * PAGE_ROWS,
                 heads: 2,
                 head_dim: 256,
                 format,

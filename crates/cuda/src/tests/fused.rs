@@ -161,6 +161,7 @@ fn gpu_fused_heads_are_stored_with_the_bits_of_their_parts() {
         let stored = |alone| {
             let mut kv = cuda.kv(KvSpec {
                 pages: 2,
+                rows: 2 * backend::PAGE_ROWS,
                 heads: 2,
                 head_dim,
                 format: format_of(format),

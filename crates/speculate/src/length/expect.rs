@@ -14,6 +14,8 @@ pub struct DraftInput<'a> {
     /// The first of them that the drafter has guessed; a constraint leaves no choice about the
     /// others.
     pub guessed: usize,
+    /// How sure the drafter is of each of the first ones; empty where it did not tell.
+    pub confidences: &'a [f32],
 }
 
 /// What a round is expected to bring and to take.
@@ -67,7 +69,12 @@ impl Lengths {
         let guessed = draft.guessed.min(draft.drafted);
         let (mut reached, mut tokens) = (1.0, 1.0);
         for position in 0..guessed {
-            reached *= self.chance(&draft.input, draft.guesser, position);
+            reached *= match (draft.guesser, draft.confidences.get(position)) {
+                (Guesser::Head(head), Some(&confidence)) => {
+                    self.chance_if_sure(&draft.input, head, confidence)
+                }
+                _ => self.chance(&draft.input, draft.guesser, position),
+            };
             tokens += reached;
         }
         tokens + reached * (draft.drafted - guessed) as f64
@@ -96,6 +103,7 @@ mod tests {
             guesser: Guesser::HEAD,
             drafted: 3,
             guessed: 2,
+            confidences: &[],
         }
     }
 

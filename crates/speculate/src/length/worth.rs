@@ -144,16 +144,26 @@ impl Lengths {
         }
     }
 
+    /// The chance that a guess of `head` is accepted of which it is so sure, if those before it are.
+    pub(super) fn chance_if_sure(
+        &self,
+        stream: &LengthInput<'_>,
+        head: usize,
+        confidence: f32,
+    ) -> f64 {
+        let class = class(confidence);
+        let all = &self.acceptance.by_confidence[head];
+        let own = &stream.ledger.acceptance.by_confidence[head];
+        own.chance(class, prior(all, class))
+    }
+
     /// The chance that each token of a draft is accepted if those before it are.
     fn chances(&self, draft: &Drafted<'_>) -> Vec<f64> {
         let guesser = draft.plan.guesser;
         let chance = |i: usize| match (guesser, draft.confidences.get(i)) {
             _ if i < draft.given => 1.0,
             (Guesser::Head(head), Some(&confidence)) => {
-                let class = class(confidence);
-                let all = &self.acceptance.by_confidence[head];
-                let own = &draft.input.ledger.acceptance.by_confidence[head];
-                own.chance(class, prior(all, class))
+                self.chance_if_sure(&draft.input, head, confidence)
             }
             _ => self.chance(&draft.input, guesser, i),
         };

@@ -71,7 +71,8 @@ impl Speculator {
         rows: &[StreamRows],
         limits: &[DraftLimit],
     ) {
-        if streams.iter().all(|stream| stream.confidences.is_empty()) {
+        let is_cut = |stream: &Stream| !stream.confidences.is_empty() && stream.may_be_cut();
+        if !streams.iter().any(|stream| is_cut(stream)) {
             return;
         }
         let context = self.memory.size().context;
@@ -84,7 +85,10 @@ impl Speculator {
             plan: limits[i].plan,
             tokens: streams[i].draft.len(),
             given: streams[i].given.len(),
-            confidences: &streams[i].confidences,
+            confidences: match is_cut(streams[i]) {
+                true => &streams[i].confidences,
+                false => &[],
+            },
         };
         let drafted: Vec<Drafted<'_>> = going.iter().map(drafted).collect();
         let key = self.key.part("verify");
@@ -92,8 +96,10 @@ impl Speculator {
         let worth = self.lengths.worth(&drafted, &is_recorded);
         for (i, n) in going.into_iter().zip(worth) {
             let stream = &mut streams[i];
-            if let (Guesser::Head(head), false) = (stream.guesser, stream.confidences.is_empty()) {
-                self.lengths.cut(head, stream.draft.len(), n);
+            if let (Guesser::Head(head), true) = (stream.guesser, is_cut(stream)) {
+                if stream.given.is_empty() {
+                    self.lengths.cut(head, stream.draft.len(), n);
+                }
                 stream.cut_draft(n);
             }
         }
@@ -120,8 +126,8 @@ impl Speculator {
             let is_guesser = stream.guesser == Guesser::Head(head);
             let limit = if is_guesser { most[i] } else { 0 };
             let rejects = is_guesser && stream.rejects();
-            let may_be_cut = is_guesser && stream.may_be_cut();
-            if let Some(request) = stream.draft_request(head, kept, limit, rejects, may_be_cut) {
+            let tells = is_guesser && (stream.may_be_cut() || stream.is_calibration);
+            if let Some(request) = stream.draft_request(head, kept, limit, rejects, tells) {
                 readers.push((i, is_guesser));
                 requests.push(request);
             }
