@@ -348,8 +348,8 @@ mod tests {
             flags.is_some_and(|f| f.split(' ').any(|f| f == "hg"))
         };
         assert!(asks(&Region::zeroed(4 * HUGE_PAGE)));
-        assert!(!asks(&Region::sparse(SPARSE - HUGE_PAGE)));
-        assert!(asks(&Region::sparse(SPARSE)));
+        assert!(!asks(&Region::sparse(SPARSE - HUGE_PAGE).unwrap()));
+        assert!(asks(&Region::sparse(SPARSE).unwrap()));
     }
 
     #[test]
