@@ -565,7 +565,6 @@ impl Stream {
         self.n_guessed = n;
         self.n_asked = n.saturating_sub(self.given.len());
         self.stats.unverified += n_cut as u64;
-        self.stats.held_back += u64::from(n == 0);
     }
 
     /// How many guesses of the draft the text shows to be right or wrong, and how many of these are right; `n_known`

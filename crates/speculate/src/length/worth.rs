@@ -75,7 +75,8 @@ impl Lengths {
         }
     }
 
-    /// How many tokens of each of `drafts` are worth a row: those of most expected tokens a millisecond. Steps of so many
+    /// How many tokens of each of `drafts` are worth a row, the first one always: those of most expected tokens a
+    /// millisecond. Steps of so many
     /// rows of which `is_recorded` says no take longer, the first times.
     pub(crate) fn worth(
         &self,
@@ -93,7 +94,7 @@ impl Lengths {
         let mut kept: Vec<usize> = (0..drafts.len())
             .map(|i| {
                 if can_cut(i) {
-                    drafts[i].given.min(all[i])
+                    drafts[i].given.max(1).min(all[i])
                 } else {
                     all[i]
                 }
@@ -224,7 +225,8 @@ mod tests {
             |confidences: &[f32]| lengths.worth(&[draft(&ledger, 0, confidences)], &|_| true)[0];
         assert_eq!(worth(&[0.99, 0.99, 0.99, 0.99]), 4);
         assert_eq!(worth(&[0.99, 0.99, 0.04, 0.99]), 2);
-        assert_eq!(worth(&[0.02, 0.99, 0.99, 0.99]), 0);
+        assert_eq!(worth(&[0.02, 0.99, 0.99, 0.99]), 1);
+        assert_eq!(worth(&[0.02, 0.02, 0.99, 0.99]), 1);
         // Two tokens that come for sure are worth a row that may fail.
         assert_eq!(worth(&[0.6, 0.99, 0.99, 0.99]), 4);
         // Forced tokens are right whatever the head thinks of them.
@@ -257,9 +259,9 @@ mod tests {
         assert_eq!(worth(&lengths, &ledger), 4);
         // A head that is sure of itself, and wrong.
         (0..40).for_each(|_| lengths.was_sure(&mut ledger, 0, &boast[..1], 0));
-        assert_eq!(worth(&lengths, &ledger), 0);
+        assert_eq!(worth(&lengths, &ledger), 1);
         let fresh = Ledger::default();
-        assert_eq!(worth(&lengths, &fresh), 0, "a new text goes by the others");
+        assert_eq!(worth(&lengths, &fresh), 1, "a new text goes by the others");
         // In this text it is right again.
         let mut other = Ledger::default();
         (0..40).for_each(|_| lengths.was_sure(&mut other, 0, &boast, 4));
