@@ -144,19 +144,19 @@ pub(super) fn chains_choose_what_single_steps_do(b: &dyn Backend) {
                 let Some(made) = made else { return };
                 for (step, (choices, got)) in choices.iter().zip(&made.tokens).enumerate() {
                     let (logits, next) = link(&batch, &x);
+                    let want = b.choose_tokens(&logits, list.as_ref(), choices);
+                    let case = format!("{scale} {top_p} {top_k}, turn {turn}");
+                    assert_eq!(Some(got), want.as_ref(), "chain ({case}): tokens");
                     let told = &made.confidences[step];
                     let rows = b.download(&logits);
                     for (told, row) in told.iter().zip(rows.chunks_exact(logits.cols())) {
                         let want = crate::confidence(row);
                         assert!(
                             (told - want).abs() < 1e-3,
-                            "chain: confidence {told} of {want}"
+                            "chain ({case}): confidence {told} of {want}"
                         );
                     }
-                    assert_eq!(*told, b.confidences(&logits), "chain: confidences");
-                    let want = b.choose_tokens(&logits, list.as_ref(), choices);
-                    let case = format!("{scale} {top_p} {top_k}, turn {turn}");
-                    assert_eq!(Some(got), want.as_ref(), "chain ({case}): tokens");
+                    assert_eq!(*told, b.confidences(&logits), "chain ({case}): confidences");
                     (batch.tokens, x) = (got.clone(), next);
                 }
                 let next = made.next.expect("every link passes something on");
