@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use backend::{Backend, Batch, KvFormat, Reference};
+use backend::{Backend, Batch, Reference};
 use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use libfuzzer_sys::fuzz_target;
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
@@ -177,7 +177,7 @@ fn size(context: usize) -> MemorySize {
         sequences: 1,
         context,
         step_rows: 64,
-        kv_format: KvFormat::both(&quant::kv::F32),
+        kv_format: cache::KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     }

@@ -6,8 +6,8 @@
 
 #![no_main]
 
-use backend::{DeltaSpec, KvFormat, Reference};
-use cache::{GroupPlan, KeptSize, Memory, MemoryPlan, MemorySize};
+use backend::{DeltaSpec, Reference};
+use cache::{GroupPlan, KeptSize, KvLayer, KvPlan, Memory, MemoryPlan, MemorySize};
 use libfuzzer_sys::fuzz_target;
 use sha2::{Digest, Sha256};
 use speculate::saved::file::FileReader;
@@ -42,11 +42,19 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     for piece in &pieces {
-        assert_eq!(reader.piece(true).expect("a right sum").as_deref(), Some(*piece));
+        assert_eq!(
+            reader.piece(true).expect("a right sum").as_deref(),
+            Some(*piece)
+        );
     }
     assert!(reader.is_at_end() && reader.piece(false).is_err());
     for has_state in [false, true] {
-        restore(&mut memory(has_state), &head.text.target, head.text.n_pieces, &pieces);
+        restore(
+            &mut memory(has_state),
+            &head.text.target,
+            head.text.n_pieces,
+            &pieces,
+        );
     }
 });
 
@@ -54,7 +62,12 @@ fuzz_target!(|data: &[u8]| {
 fn memory(has_state: bool) -> Memory {
     let group = |window| GroupPlan {
         window,
-        layers: vec![(1, 1)],
+        layers: vec![KvLayer {
+            heads: 1,
+            head_dim: 1,
+            query_heads: 1,
+            edge: None,
+        }],
     };
     let delta = DeltaSpec {
         slots: 0,
@@ -72,7 +85,7 @@ fn memory(has_state: bool) -> Memory {
         sequences: 2,
         context: 500,
         step_rows: 70,
-        kv_format: KvFormat::both(&quant::kv::F32),
+        kv_format: KvPlan::both(&quant::kv::F32),
         running_pages: None,
         kept: KeptSize::default(),
     };

@@ -22,12 +22,25 @@ fuzz_target!(|data: &[u8]| {
             assert!(row.ms.is_finite() && row.rounds.is_finite(), "{row:?}");
             assert!(row.rounds <= row.tokens as f64 + 1e-6, "{row:?}");
             let shares = [row.extrapolated, row.untimed];
-            assert!(shares.iter().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{row:?}");
+            assert!(
+                shares
+                    .iter()
+                    .all(|share| (0.0..=1.0 + 1e-9).contains(share)),
+                "{row:?}"
+            );
         }
         for row in replay.by_drafter.iter().flat_map(|of| &of.rows) {
-            assert!(row.ms_per_round.is_finite() && row.tokens_per_round >= 1.0, "{row:?}");
+            assert!(
+                row.ms_per_round.is_finite() && row.tokens_per_round >= 1.0,
+                "{row:?}"
+            );
             let shares = [row.extrapolated, row.untimed];
-            assert!(shares.iter().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{row:?}");
+            assert!(
+                shares
+                    .iter()
+                    .all(|share| (0.0..=1.0 + 1e-9).contains(share)),
+                "{row:?}"
+            );
         }
     }
 });

@@ -227,7 +227,7 @@ fn sums_over_a_hundred_thousand_keys_lose_nothing() {
                     is_new: false,
                     kept: 0,
                     certain: 1,
-                    tables: vec![0..tables.len()],
+                    tables: std::iter::once(0..tables.len()).collect(),
                 }],
                 tables,
                 ..Batch::default()

@@ -158,7 +158,7 @@ mod tests {
         let head = RefusedHead {
             place: Some("a/head".into()),
             error: EngineError::KvMisfit {
-                kv: engine::KvPlan::both(&quant::kv::F16),
+                kv: engine::KvPlan::both(&quant::kv::F16).into(),
                 format: "q8_0",
                 block: 32,
                 head_dim: 8,

@@ -123,7 +123,7 @@ pub enum EngineError {
     #[error("a KV cache of {kv}: {device} keeps {}{}", kept_formats(supported), of_some_layers(kv, *pair))]
     NoKv {
         /// The formats asked for.
-        kv: KvPlan,
+        kv: Box<KvPlan>,
         /// The formats of a layer that cannot be kept.
         pair: KvFormat,
         /// The device's name.
@@ -137,7 +137,7 @@ pub enum EngineError {
     )]
     KvMisfit {
         /// The formats asked for.
-        kv: KvPlan,
+        kv: Box<KvPlan>,
         /// The one of them that does not fit.
         format: &'static str,
         /// Values in a block of that format.

@@ -264,7 +264,7 @@ pub(crate) fn fits(b: &dyn Backend, plan: &MemoryPlan, kv: &KvPlan) -> Result<()
             let pair = kv.of(layer, group.window);
             if !supported.contains(pair) {
                 return Err(EngineError::NoKv {
-                    kv: *kv,
+                    kv: Box::new(*kv),
                     pair,
                     device: b.name(),
                     supported,
@@ -272,7 +272,7 @@ pub(crate) fn fits(b: &dyn Backend, plan: &MemoryPlan, kv: &KvPlan) -> Result<()
             }
             if let Some(misfit) = pair.misfit(layer.head_dim) {
                 return Err(EngineError::KvMisfit {
-                    kv: *kv,
+                    kv: Box::new(*kv),
                     format: misfit.name,
                     block: misfit.block,
                     head_dim: layer.head_dim,
