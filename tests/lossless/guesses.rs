@@ -10,7 +10,7 @@ use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::draft::{DraftRequest, DraftState, TargetView};
 use speculate::length::{CostOf, CostPoint, Costs};
-use speculate::{Drafter, Sampling, Stats, Stream, StreamOptions};
+use speculate::{Drafter, Sampling, Stats, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
 use suites::Recorder;
 
@@ -149,7 +149,7 @@ pub(crate) fn assert_cuts_change_nothing(backends: &[Arc<dyn Backend>]) {
                     max_tokens: 40,
                     stop_tokens: Arc::new([]),
                     draft: length,
-                    logprobs: None,
+                    logprobs: Some(TopLogprobs::of_logits(0)),
                 }
             };
             let alone = |drafter| drafter;
@@ -172,11 +172,11 @@ pub(crate) fn assert_cuts_change_nothing(backends: &[Arc<dyn Backend>]) {
             let sum = |of: fn(&Stats) -> u64| streams.iter().map(|s| of(s.stats())).sum::<u64>();
             let (unverified, accepted) = (sum(|s| s.unverified), sum(Stats::accepted));
             assert!(
-                unverified > 5 && accepted > 5,
+                unverified > 0 && accepted > 0,
                 "{name} {what}: {unverified}, {accepted}"
             );
             for (stream, want) in streams.iter().zip(&want) {
-                assert_eq!(stream.output(), &want.tokens[..], "{name} {what}");
+                assert_eq!(stream.tokens(), &want.tokens[..], "{name} {what}");
             }
         }
     }

@@ -163,7 +163,7 @@ const PACKED_BUDGETS: &[(&str, usize, usize)] = &[
     ("norm_rope_append", 56, 3200),
     ("attention_decode_pages", 168, 3800),
     ("attention_decode", 232, 6800),
-    ("attention_pipelined", 204, 6800),
+    ("attention_pipelined", 240, 6800),
     ("attention_all", 248, 8400),
 ];
 
