@@ -73,10 +73,10 @@ fn question(engine: &Engine) -> Request {
 }
 
 /// The tokens of an answer, as it ends.
-type Tokens = Receiver<Vec<u32>>;
+pub(crate) type Tokens = Receiver<Vec<u32>>;
 
 /// Submits `request`; `watch` sees the engine's counters at each event, on the engine's thread.
-fn submit(
+pub(crate) fn submit(
     engine: &Engine,
     request: Request,
     watch: impl Fn() + Send + 'static,

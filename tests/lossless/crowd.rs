@@ -1,14 +1,14 @@
 //! Many texts of all lengths in a memory for few: some wait, some are preempted and go on later, all end, and each
 //! is the text of a request that was alone, plainly decoded.
 
+use crate::beside::{Tokens, submit};
 use cpu::{Cpu, CpuOptions};
 use engine::{
-    DraftChoice, Engine, EngineError, EngineOptions, Event, KvMemory, LoadOptions, Model,
-    PAGE_ROWS, Probing, Request, Sampling, Source,
+    DraftChoice, Engine, EngineError, EngineOptions, KvMemory, LoadOptions, Model, PAGE_ROWS,
+    Probing, Request, Sampling, Source,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use suites::repository;
 
@@ -35,7 +35,7 @@ fn many_texts_in_a_memory_for_few_are_those_of_texts_alone() {
         };
         let alone = start(load(model, &one).unwrap());
         let want: Vec<Vec<u32>> = (0..REQUESTS)
-            .map(|i| written(&submit(&alone, request(i))))
+            .map(|i| written(&submit(&alone, request(i), || {}).0))
             .collect();
         drop(alone);
         for draft in [DraftChoice::None, DraftChoice::Auto] {
@@ -51,7 +51,7 @@ fn many_texts_in_a_memory_for_few_are_those_of_texts_alone() {
             assert_eq!(crowded.info.drafter.is_some(), drafts, "{model}");
             let crowded = start(crowded);
             let asked: Vec<_> = (0..REQUESTS)
-                .map(|i| submit(&crowded, request(i)))
+                .map(|i| submit(&crowded, request(i), || {}).0)
                 .collect();
             for (i, (asked, want)) in asked.iter().zip(&want).enumerate() {
                 let what = format!("{model}, drafts {drafts}, text {i}");
@@ -131,28 +131,8 @@ fn request(i: usize) -> Request {
     }
 }
 
-/// Submits `request`; what is received is its tokens, when it has ended.
-fn submit(engine: &Engine, request: Request) -> Receiver<Vec<u32>> {
-    let (ended, inbox) = channel();
-    let mut tokens = Vec::new();
-    let sink = move |event: Event| {
-        match event {
-            Event::Text(segments) => {
-                let written = segments.iter().flat_map(|segment| &segment.tokens);
-                tokens.extend(written.map(|token| token.id));
-            }
-            Event::Done(_) => return ended.send(std::mem::take(&mut tokens)).is_ok(),
-            Event::Failed(error) => panic!("{error}"),
-            _ => {}
-        }
-        true
-    };
-    engine.submit(request, Box::new(sink)).unwrap();
-    inbox
-}
-
 /// What was written.
-fn written(inbox: &Receiver<Vec<u32>>) -> Vec<u32> {
+fn written(inbox: &Tokens) -> Vec<u32> {
     let tokens = inbox.recv_timeout(PATIENCE);
     tokens.expect("every request ends")
 }

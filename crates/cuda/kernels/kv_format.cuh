@@ -96,7 +96,7 @@ constexpr float positive_level(int n, int i) {
         {0.011353f, 0.034311f, 0.058069f, 0.083317f, 0.111065f, 0.143047f, 0.182907f, 0.241556f}};
     return LEVELS[n / 4][i];
 }
-// The same in f16; all are between 2^-7 and 2^-2.
+// The bits of `positive_level` in f16; all levels are between 2^-7 and 2^-2.
 constexpr u32 positive_level_f16(int n, int i) {
     double v = positive_level(n, i);
     u32 exponent = 15;

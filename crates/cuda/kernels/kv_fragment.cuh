@@ -121,7 +121,8 @@ DEVICE uint4 load_key(const u8 *page, int b, int n) {
     return load_fragment<false, false>(page + F::tile_at(HEAD_DIM, b, n / 4), page + F::scales_of(HEAD_DIM, b, n / 4),
                                        n % 4);
 }
-// The same of half a page's values, in columns from `first` on, 8 for each fragment number `from` to `to`.
+// Fragments of half a page's values in global memory: columns from `first` on, 8 for each fragment number `from` to
+// `to`.
 template <int COLUMNS, int N>
 DEVICE void load_values(const u8 *page, int first, int half, int from, int to, uint4 (&v)[N]) {
     typedef KvFormat<true> F;

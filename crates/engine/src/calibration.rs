@@ -66,10 +66,13 @@ pub(crate) fn run(
         .probing
         .cache()
         .map(|folder| folder.join(FOLDER).join(name));
-    let prompts = preflight::prompts(text, speculator.memory().size().context);
+    let context = speculator.memory().size().context;
+    let prompts = || preflight::prompts(text, context);
     if let Some(times) = file.as_deref().and_then(read) {
         speculator.set_costs(Costs::of_points(&times));
-        if let Ok(prompts) = &prompts {
+        if speculator.backend().capabilities().records
+            && let Ok(prompts) = prompts()
+        {
             speculator.warm_up(&prompts[0], key.draft_max, LIMIT)?;
         }
         return Ok(Some(Calibration {
@@ -78,7 +81,7 @@ pub(crate) fn run(
             times,
         }));
     }
-    let Ok(prompts) = prompts else {
+    let Ok(prompts) = prompts() else {
         return Ok(None);
     };
     let start = Instant::now();

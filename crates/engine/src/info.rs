@@ -107,7 +107,7 @@ pub struct KvLayersInfo {
 }
 
 impl KvLayersInfo {
-    /// Those of the target, the first of `plans`, in a memory of `size`.
+    /// The formats of the target's layers, whose plan is the first of `plans`, in a memory of `size`.
     pub(crate) fn of(plans: &[Planned], size: &MemorySize) -> Vec<KvLayersInfo> {
         let Some(target) = plans.first() else {
             return Vec::new();

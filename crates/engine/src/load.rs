@@ -184,7 +184,7 @@ fn place(
     let (packed, mapped) = match (weights.mapped, device.own_memory) {
         (true, _) => (0, bytes),
         (false, false) => (bytes, 0),
-        // They are there already, and what is free is free beside them.
+        // A device's weights are allocated already: what is free is free beside them.
         (false, true) => (0, 0),
     };
     let budget = Budget {

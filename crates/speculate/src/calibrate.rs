@@ -119,7 +119,7 @@ impl Speculator {
         if !self.b.capabilities().records {
             return Ok(());
         }
-        // Those that are timed were recorded then, if they were timed at this start; the short ones come most often.
+        // Short drafts come most often, so they are first. Lengths that were timed at this start are recorded already.
         let lengths: Vec<usize> = (0..=longest).collect();
         self.time_heads(prompt, &lengths, limit)?;
         Ok(())

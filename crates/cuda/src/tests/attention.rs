@@ -41,7 +41,7 @@ impl AttentionCase {
         self.run_scored(b, (old, new), format, 0.3, edit)
     }
 
-    /// The same, scores being multiplied by `scale`.
+    /// Attention of `new` rows after `old` ones, scores being multiplied by `scale`.
     fn run_scored(
         &self,
         b: &dyn Backend,

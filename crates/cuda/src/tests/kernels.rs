@@ -157,7 +157,8 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("route", 40, 4200),
 ];
 
-/// The same of kernels that unpack keys or values of fewer bits than 8, or rotate and round them, before [`BUDGETS`].
+/// Most registers and instructions of kernels that unpack keys or values of fewer bits than 8, or rotate and round them;
+/// these count before [`BUDGETS`].
 const PACKED_BUDGETS: &[(&str, usize, usize)] = &[
     ("kv_append", 48, 2800),
     ("norm_rope_append", 56, 3200),

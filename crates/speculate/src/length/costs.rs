@@ -394,14 +394,6 @@ impl Costs {
             (_, count) => (&self.draft[head], count),
         }
     }
-
-    /// Milliseconds of a round with these drafts, one for each stream, whose step touches so many `experts`, or as many
-    /// as usual.
-    pub fn with_drafts(&self, context: usize, plans: &[Plan], experts: Option<f64>) -> f64 {
-        let rows = plans.len() + plans.iter().map(|plan| plan.tokens).sum::<usize>();
-        let longest = Longest::of(plans.iter().copied());
-        self.usual(context, plans.len(), (rows, experts), longest)
-    }
 }
 
 /// The curve of `kind`, to learn from: where there is none, it starts with the times of the [`nearest`] one, which
