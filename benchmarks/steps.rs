@@ -7,21 +7,22 @@
 //! ceiling, and what it takes to choose tokens on the device and on the host; a draft is
 //! timed as a step of its own, and as chains of one and of four tokens.
 //!
-//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [--trace ROWS] [MODEL …]`: FOLDER is where the
-//! files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
+//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [--trace ROWS] [--kv PLANS] [MODEL …]`: FOLDER is
+//! where the files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
 //! one short context and no prefill. With `--ops`, a step of that many rows is run once, as it
 //! comes and not recorded, for a profiler that shows what each kernel takes:
 //! `ncu --profile-from-start off --metrics gpu__time_duration.sum steps FOLDER --ops 1 MODEL`.
 //! With `--trace ROWS`, recorded steps of that many rows run with the kernels that
 //! `trace.py instrument` made, and what their blocks wrote down is left in
-//! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`.
+//! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`. With `--kv PLANS`, such as `bf16,q8_0+turbo4`, steps and drafts of
+//! three tokens run at contexts from 1,024 to 100,000 tokens in each of these formats of the KV cache, and nothing else.
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
     DeltaWeights, DeviceError, Experts, Kv, KvSpec, Link, Matrix, NearAttention, Ops, Record, Rope,
     Sample, StepKey, Store, Tensor, TokenChoice, TokenMask,
 };
-use cache::{KeptSize, Memory, MemorySize};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cuda::{Cuda, CudaOptions};
 use models::{ChainedHead, Qwen35Mtp};
 use quant::Stored;
@@ -482,17 +483,193 @@ fn median(mut all: Vec<f64>) -> f64 {
 const TRACE: &str = "trace_records";
 
 /// What is measured of a model.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Measure {
     /// Prefill and steps; one short context and no prefill, if `quick`.
     Times { quick: bool },
+    /// Steps and drafts by context with each of these formats of the KV cache.
+    Kv(Vec<KvPlan>),
     /// A step of so many rows that is only shown to a profiler.
     Ops(usize),
     /// Recorded steps of so many rows, traced by their kernels.
     Trace(usize),
 }
 
-fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, measure: Measure) {
+/// A token that differs from its neighbors.
+fn token(i: usize) -> u32 {
+    (i.wrapping_mul(2_654_435_761) % 200_000) as u32
+}
+
+/// Lengthens `sequence` to `context` rows without computing them.
+fn extend(memory: &mut Memory, sequence: &mut cache::Sequence, context: usize) {
+    let mut batch = Batch::default();
+    while sequence.len() < context {
+        batch.clear();
+        let tokens: Vec<u32> = (sequence.len()..context.min(sequence.len() + 2048))
+            .map(token)
+            .collect();
+        memory
+            .push(&mut batch, sequence, &tokens, tokens.len())
+            .unwrap();
+        let len = sequence.len();
+        memory.truncate(sequence, len);
+    }
+}
+
+/// A text and the memory that it lies in.
+struct Text<'a> {
+    memory: &'a mut Memory,
+    sequence: &'a mut cache::Sequence,
+    key: StepKey,
+}
+
+impl Text<'_> {
+    /// Medians of the seconds that a recorded step of `rows` rows takes at the text's end, and of those until it is
+    /// launched.
+    fn time_step(&mut self, b: &Random, target: &dyn models::Target, rows: usize) -> (f64, f64) {
+        let (mut whole, mut host) = (Vec::new(), Vec::new());
+        let (mut batch, context) = (Batch::default(), self.sequence.len());
+        for turn in 0..24 {
+            let tokens: Vec<u32> = (0..rows).map(|i| token(turn * 8 + i)).collect();
+            let start = Instant::now();
+            batch.clear();
+            let memory = &mut *self.memory;
+            memory.push(&mut batch, self.sequence, &tokens, 0).unwrap();
+            let batch = &batch;
+            let made = b.step(self.key, batch, &[], &mut |_| {
+                let hidden = target.forward(b, batch, memory);
+                let logits = target.logits(b, &hidden);
+                vec![hidden, logits]
+            });
+            let launched = start.elapsed().as_secs_f64();
+            b.argmax(&made[1]);
+            b.finish().unwrap();
+            if turn > 3 {
+                whole.push(start.elapsed().as_secs_f64());
+                host.push(launched);
+            }
+            self.memory.truncate(self.sequence, context);
+        }
+        (median(whole), median(host))
+    }
+
+    /// The median of the seconds that a chain of `tokens` guesses of `head` takes, the text being the head's own.
+    fn time_draft(
+        &mut self,
+        b: &Random,
+        target: &dyn models::Target,
+        head: &Qwen35Mtp,
+        hidden: &Tensor,
+        sampling: &Sampling,
+        tokens: usize,
+    ) -> f64 {
+        let (mut all, context) = (Vec::new(), self.sequence.len());
+        for turn in 0..24 {
+            let start = Instant::now();
+            let memory = &mut *self.memory;
+            let mut batches = vec![Batch::default(); tokens];
+            for batch in &mut batches {
+                let token = [token(turn)];
+                memory.push(batch, self.sequence, &token, 0).unwrap();
+            }
+            let choice = |i| vec![sampling.on_device(i).expect("no logit is edited")];
+            let choices: Vec<Vec<TokenChoice>> = (0..tokens as u64).map(choice).collect();
+            let chain = Chain {
+                key: self.key,
+                batches: &batches,
+                choices: &choices,
+                list: None,
+                wants_confidences: false,
+            };
+            let made = b.chain(&chain, hidden, &mut |_, batch, x| {
+                let m = head.forward(b, target, x, &[], batch, memory);
+                Link {
+                    logits: target.logits(b, &m),
+                    ids: None,
+                    next: Some(m),
+                }
+            });
+            assert_eq!(made.map(|m| m.tokens.len()), Some(tokens));
+            b.finish().unwrap();
+            if turn > 3 {
+                all.push(start.elapsed().as_secs_f64());
+            }
+            self.memory.truncate(self.sequence, context);
+        }
+        median(all)
+    }
+}
+
+/// Times steps, and drafts of three tokens, by context and format of the KV cache.
+fn time_kv(
+    b: &Random,
+    target: &dyn models::Target,
+    head: Option<&Qwen35Mtp>,
+    plans: &[KvPlan],
+    of: &Value,
+) {
+    for &plan in plans {
+        let size = MemorySize {
+            sequences: 1,
+            context: 101_000,
+            step_rows: 2048,
+            kv_format: plan,
+            running_pages: None,
+            kept: KeptSize::default(),
+        };
+        let mut memory = Memory::new(b, target.plan(), size);
+        let mut head_memory = head.map(|h| Memory::new(b, h.plan(), size));
+        b.finish().unwrap();
+        for context in [1_000, 8_000, 32_000, 100_000] {
+            let print = |what: String, of_it: Value| {
+                let mut line = of.clone();
+                let line_of = line.as_object_mut().unwrap();
+                line_of.insert("what".into(), what.into());
+                line_of.insert("kv".into(), plan.to_string().into());
+                line_of.insert("context".into(), context.into());
+                line_of.extend(of_it.as_object().unwrap().clone());
+                println!("{line}");
+            };
+            let mut sequence = memory.open().unwrap();
+            extend(&mut memory, &mut sequence, context);
+            let key = StepKey::fresh();
+            let mut text = Text {
+                memory: &mut memory,
+                sequence: &mut sequence,
+                key,
+            };
+            let mut first = 0.0;
+            for rows in [1, 2, 4, 8] {
+                let (whole, _) = text.time_step(b, target, rows);
+                if rows == 1 {
+                    first = whole;
+                }
+                print(
+                    "step".into(),
+                    json!({"rows": rows, "ms": whole * 1e3, "against_one": whole / first,
+                        "kv_bytes_a_token": target.plan().token_bytes(&plan)}),
+                );
+            }
+            memory.close(sequence);
+            let (Some(head), Some(memory)) = (head, &mut head_memory) else {
+                continue;
+            };
+            let mut sequence = memory.open().unwrap();
+            extend(memory, &mut sequence, context);
+            let hidden = b.upload(1, target.hidden_size(), &vec![0.5; target.hidden_size()]);
+            let mut text = Text {
+                memory,
+                sequence: &mut sequence,
+                key: StepKey::fresh(),
+            };
+            let ms = text.time_draft(b, target, head, &hidden, &Sampling::default(), 3) * 1e3;
+            print("draft of 3".into(), json!({ "ms": ms }));
+            memory.close(sequence);
+        }
+    }
+}
+
+fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, measure: &Measure) {
     let shape = shape(name);
     let folder = folder.join(name);
     write(&folder, &shape);
@@ -514,6 +691,11 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         let h = target.hidden_size();
         dense -= b.inner.random_matrix(1 << 14, h, format).bytes * target.vocab_size() / (1 << 14);
     }
+    let head = Qwen35Mtp::load(&b, &checkpoint, &*target).ok();
+    if let Measure::Kv(plans) = &measure {
+        let of = json!({"model": name, "format": format.name});
+        return time_kv(&b, &*target, head.as_ref(), plans, &of);
+    }
     let size = MemorySize {
         sequences: 1,
         context: 33_000,
@@ -525,10 +707,8 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
     let mut memory = Memory::new(&b, target.plan(), size);
     let mut batch = Batch::default();
     let key = StepKey::fresh();
-    let head = Qwen35Mtp::load(&b, &checkpoint, &*target).ok();
     let mut head_memory = head.as_ref().map(|h| Memory::new(&b, h.plan(), size));
     b.finish().unwrap();
-    let token = |i: usize| (i.wrapping_mul(2_654_435_761) % 200_000) as u32;
     // The rows of 8192 tokens, then as many more as the context needs, unread.
     let mut sequence = memory.open().unwrap();
     let prefill = |memory: &mut Memory, sequence: &mut cache::Sequence| {
@@ -545,21 +725,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
             memory.truncate(sequence, len);
         }
     };
-    let extend = |memory: &mut Memory, sequence: &mut cache::Sequence, context: usize| {
-        let mut batch = Batch::default();
-        while sequence.len() < context {
-            batch.clear();
-            let tokens: Vec<u32> = (sequence.len()..context.min(sequence.len() + 2048))
-                .map(token)
-                .collect();
-            memory
-                .push(&mut batch, sequence, &tokens, tokens.len())
-                .unwrap();
-            let len = sequence.len();
-            memory.truncate(sequence, len);
-        }
-    };
-    if let Measure::Ops(rows) = measure {
+    if let Measure::Ops(rows) = *measure {
         extend(&mut memory, &mut sequence, 1024);
         let tokens: Vec<u32> = (0..rows).map(token).collect();
         // More rows than a verification has are a prompt's.
@@ -578,7 +744,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         b.inner.profiled(|| step(&mut memory));
         return b.finish().unwrap();
     }
-    if let Measure::Trace(rows) = measure {
+    if let Measure::Trace(rows) = *measure {
         extend(&mut memory, &mut sequence, 1024);
         for turn in 0..24 {
             let tokens: Vec<u32> = (0..rows).map(|i| token(turn * 8 + i)).collect();
@@ -625,28 +791,12 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         extend(&mut memory, &mut sequence, context);
         let mut first = 0.0;
         for m in [1usize, 2, 3, 4, 8] {
-            let (mut whole, mut host) = (Vec::new(), Vec::new());
-            for turn in 0..24 {
-                let tokens: Vec<u32> = (0..m).map(|i| token(turn * 8 + i)).collect();
-                let start = Instant::now();
-                batch.clear();
-                memory.push(&mut batch, &mut sequence, &tokens, 0).unwrap();
-                let (target, memory, batch) = (&*target, &mut memory, &batch);
-                let made = b.step(key, batch, &[], &mut |_| {
-                    let hidden = target.forward(&b, batch, memory);
-                    let logits = target.logits(&b, &hidden);
-                    vec![hidden, logits]
-                });
-                let launched = start.elapsed().as_secs_f64();
-                b.argmax(&made[1]);
-                b.finish().unwrap();
-                if turn > 3 {
-                    whole.push(start.elapsed().as_secs_f64());
-                    host.push(launched);
-                }
-                memory.truncate(&mut sequence, context);
-            }
-            let (whole, host) = (median(whole), median(host));
+            let mut text = Text {
+                memory: &mut memory,
+                sequence: &mut sequence,
+                key,
+            };
+            let (whole, host) = text.time_step(&b, &*target, m);
             if m == 1 {
                 first = whole;
             }
@@ -704,42 +854,15 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         };
         for (what, sampling) in [("greedy", Sampling::default()), ("top-p 0.9", top_p)] {
             for tokens in [1, 4] {
-                let mut all = Vec::new();
-                for turn in 0..24 {
-                    let start = Instant::now();
-                    let mut batches = vec![Batch::default(); tokens];
-                    for batch in &mut batches {
-                        let token = [token(turn)];
-                        memory.push(batch, &mut sequence, &token, 0).unwrap();
-                    }
-                    let choice = |i| vec![sampling.on_device(i).expect("no logit is edited")];
-                    let choices: Vec<Vec<TokenChoice>> = (0..tokens as u64).map(choice).collect();
-                    let chain = Chain {
-                        key: key.part(what),
-                        batches: &batches,
-                        choices: &choices,
-                        list: None,
-                        wants_confidences: false,
-                    };
-                    let (target, own) = (&*target, &mut *memory);
-                    let made = b.chain(&chain, &hidden, &mut |_, batch, x| {
-                        let m = head.forward(&b, target, x, &[], batch, own);
-                        Link {
-                            logits: target.logits(&b, &m),
-                            ids: None,
-                            next: Some(m),
-                        }
-                    });
-                    assert_eq!(made.map(|m| m.tokens.len()), Some(tokens));
-                    b.finish().unwrap();
-                    if turn > 3 {
-                        all.push(start.elapsed().as_secs_f64());
-                    }
-                    memory.truncate(&mut sequence, 1024);
-                }
+                let mut text = Text {
+                    memory,
+                    sequence: &mut sequence,
+                    key: key.part(what),
+                };
+                let seconds = text.time_draft(&b, &*target, head, &hidden, &sampling, tokens);
                 println!(
                     "{}",
-                    json!({"model": name, "format": format.name, "what": format!("draft of {tokens}, {what}"), "context": 1024, "ms": median(all) * 1e3})
+                    json!({"model": name, "format": format.name, "what": format!("draft of {tokens}, {what}"), "context": 1024, "ms": seconds * 1e3})
                 );
             }
         }
@@ -819,11 +942,16 @@ fn main() {
             rows.unwrap_or_else(|| panic!("a number of rows after {name}"))
         })
     };
-    let measure = match (rows_after("--ops"), rows_after("--trace")) {
+    let mut measure = match (rows_after("--ops"), rows_after("--trace")) {
         (Some(rows), _) => Measure::Ops(rows),
         (None, Some(rows)) => Measure::Trace(rows),
         (None, None) => Measure::Times { quick },
     };
+    if args.next_if(|a| a == "--kv").is_some() {
+        let plans = args.next().expect("plans of the KV cache after --kv");
+        let plan = |text| KvPlan::parse(text, '+').expect("a plan of the KV cache");
+        measure = Measure::Kv(plans.split(',').map(plan).collect());
+    }
     let mut wanted: Vec<String> = args.collect();
     if wanted.is_empty() {
         wanted = [
@@ -846,7 +974,7 @@ fn main() {
     for name in &wanted {
         for format in formats.split(',') {
             let format = quant::format(format).expect("a format");
-            run(&folder, name, format, ceiling, measure);
+            run(&folder, name, format, ceiling, &measure);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! whether it reads every row at once or lets some wait.
 
 use crate::samplings;
-use crate::subjects::{Draft, TINY, TRAINED, greedy_prompts, prompts, vocab};
+use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, assert_same, speculator, write, write_groups, write_with};
 use backend::{Backend, Tensor};
 use cache::MemoryFull;
@@ -10,8 +10,9 @@ use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::draft::{DraftRequest, DraftState, TargetView};
 use speculate::length::{CostOf, CostPoint, Costs};
-use speculate::{Drafter, Sampling, Stats, Stream, StreamOptions, TopLogprobs};
+use speculate::{Drafter, Sampling, Speculator, Stats, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
+use std::time::Duration;
 use suites::Recorder;
 
 #[test]
@@ -109,6 +110,69 @@ fn drafts_that_are_cut_where_the_head_is_unsure_change_no_token() {
     let cpu = || Box::new(Cpu::new(CpuOptions::default()).unwrap());
     let single: Arc<dyn Backend> = Arc::new(Recorder::new(cpu()));
     assert_cuts_change_nothing(&[single, Arc::new(Recorder::chaining(cpu()))]);
+}
+
+#[test]
+fn a_warm_up_has_steps_of_several_texts_recorded_and_changes_no_token() {
+    let cpu = Box::new(Cpu::new(CpuOptions::default()).unwrap());
+    let backend: Arc<dyn Backend> = Arc::new(Recorder::recording(cpu));
+    let is_wanted = |s: &&Subject| s.target.ends_with("tiny-qwen3.5");
+    let subject = *TRAINED.iter().find(is_wanted).unwrap();
+    let prompts = greedy_prompts("tiny-qwen3.5")[..3].to_vec();
+    let setup = Setup {
+        draft: Draft::Head,
+        width: 3,
+        ..Setup::plain(subject, &backend)
+    };
+    let mut speculator = speculator(&setup, &[], &|drafter| drafter);
+    // Rows of one text, and of several: as many guesses as drafts of these lengths have, and one less of some texts.
+    let of_one = (1..=5).map(|rows| (rows, 1));
+    let of_more = |n: usize| {
+        [0, n, 2 * n - n / 2, 2 * n, 3 * n - n / 2, 3 * n, 4 * n].map(|guesses| (n + guesses, n))
+    };
+    let kinds: Vec<(usize, usize)> = of_one.chain(of_more(3)).chain(of_more(2)).collect();
+    let recorded = |speculator: &Speculator| -> Vec<(usize, usize)> {
+        let kinds = kinds.iter().copied();
+        kinds
+            .filter(|&(rows, n)| speculator.is_recorded(rows, n))
+            .collect()
+    };
+    assert_eq!(recorded(&speculator), []);
+    let limit = Duration::from_secs(600);
+    speculator.warm_up(&prompts[0], 4, limit).unwrap();
+    assert_eq!(recorded(&speculator), kinds);
+    assert!(
+        !speculator.is_recorded(3 * 17, 3),
+        "longer drafts are not run"
+    );
+
+    let options = |draft| StreamOptions {
+        sampling: Sampling::default(),
+        max_tokens: 40,
+        stop_tokens: Arc::new([]),
+        draft,
+        logprobs: None,
+    };
+    let mut texts = |draft| -> Vec<Vec<u32>> {
+        let open = |prompt: &Vec<u32>| speculator.open(prompt.clone(), options(draft)).unwrap();
+        let mut streams: Vec<Stream> = prompts.iter().map(open).collect();
+        while streams.iter().any(|stream| stream.finish().is_none()) {
+            let going = streams
+                .iter_mut()
+                .filter(|stream| stream.finish().is_none());
+            speculator
+                .round(&mut going.collect::<Vec<_>>(), 512)
+                .unwrap();
+        }
+        let texts = streams.iter().map(|stream| stream.output().to_vec());
+        let texts = texts.collect();
+        streams
+            .into_iter()
+            .for_each(|stream| speculator.close(stream));
+        texts
+    };
+    let (plain, auto) = (texts(Fixed(0)), texts(UpTo(4)));
+    assert_eq!(auto, plain);
 }
 
 /// Where each further row of a step costs most of a step, drafts end before unsure guesses, and texts are the same.

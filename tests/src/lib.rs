@@ -11,7 +11,7 @@ pub mod rows;
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
     DeltaWeights, DeviceError, ExpertMarks, Kv, KvSpec, Link, Matrix, NearAttention, Ops, Record,
-    Rope, RowEdits, Sample, Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
+    Rope, RowEdits, Sample, StepKey, Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use cache::{MemoryFull, Piece};
 use serde_json::{Map, Value};
@@ -22,7 +22,7 @@ use std::borrow::{BorrowMut, Cow};
 use std::collections::HashMap;
 use std::fmt::Arguments;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use weights::Checkpoint;
 
 /// A file of the repository.
@@ -38,6 +38,26 @@ pub struct Recorder {
     mistake: Option<fn(&mut Batch)>,
     chains: bool,
     chooses: bool,
+    records: Option<Mutex<Kinds>>,
+}
+
+/// Kinds of steps and chains that have run.
+#[derive(Default)]
+struct Kinds {
+    runs: HashMap<(StepKey, Vec<(usize, usize)>), usize>,
+    ran_first: bool,
+}
+
+impl Kinds {
+    /// Runs of a kind that count as its first ones.
+    const FIRST: usize = 2;
+
+    fn ran<'a>(&mut self, key: StepKey, batches: impl Iterator<Item = &'a Batch>) {
+        let sizes = batches.map(|batch| (batch.n_rows(), batch.seqs.len()));
+        let runs = self.runs.entry((key, sizes.collect())).or_default();
+        *runs += 1;
+        self.ran_first |= *runs <= Kinds::FIRST;
+    }
 }
 
 /// How `choice` samples.
@@ -66,6 +86,7 @@ impl Recorder {
             mistake: None,
             chains: false,
             chooses: false,
+            records: None,
         }
     }
 
@@ -85,6 +106,20 @@ impl Recorder {
             chains: true,
             ..Recorder::new(inner)
         }
+    }
+
+    /// Like [`Recorder::chaining`], and tells which steps are the first of their kind, as a device that records steps
+    /// does.
+    pub fn recording(inner: Box<dyn Backend>) -> Self {
+        Recorder {
+            records: Some(Mutex::default()),
+            ..Recorder::chaining(inner)
+        }
+    }
+
+    fn kinds(&self) -> Option<MutexGuard<'_, Kinds>> {
+        let kinds = self.records.as_ref();
+        kinds.map(|kinds| kinds.lock().expect("no test panics while counting"))
     }
 
     /// Runs on `inner`, and edits logits and chooses tokens like a device that keeps its logits to
@@ -121,6 +156,7 @@ impl Backend for Recorder {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             edits: self.chooses,
+            records: self.records.is_some(),
             ..self.inner.capabilities()
         }
     }
@@ -232,12 +268,40 @@ impl Record for Recorder {
         take_experts(marks: &mut ExpertMarks) -> bool;
     }
 
+    fn step(
+        &self,
+        key: StepKey,
+        batch: &Batch,
+        inputs: &[&Tensor],
+        work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+    ) -> Vec<Tensor> {
+        if let Some(mut kinds) = self.kinds() {
+            kinds.ran(key, [batch].into_iter());
+        }
+        work(inputs)
+    }
+
+    fn take_first_runs(&self) -> bool {
+        let kinds = self.kinds();
+        kinds.is_some_and(|mut kinds| std::mem::take(&mut kinds.ran_first))
+    }
+
+    fn is_recorded(&self, key: StepKey, rows: usize, sequences: usize) -> bool {
+        self.kinds().is_none_or(|kinds| {
+            let runs = kinds.runs.get(&(key, vec![(rows, sequences)]));
+            runs.is_some_and(|&runs| runs >= Kinds::FIRST)
+        })
+    }
+
     fn chain(
         &self,
         chain: &Chain<'_>,
         x: &Tensor,
         work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
     ) -> Option<Chained> {
+        if let Some(mut kinds) = self.kinds() {
+            kinds.ran(chain.key, chain.batches.iter());
+        }
         let mut tokens: Vec<Vec<u32>> = Vec::new();
         let mut confidences = Vec::new();
         let mut next: Option<Tensor> = None;

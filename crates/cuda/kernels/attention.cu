@@ -1,6 +1,7 @@
 // Attention over the paged KV cache, for every architecture: decoding and prompts, in f32 and on tensor cores
 // (mma.sync), and the merge of split-KV partial results. attention.cuh, which says how sums go, and kv_fragment.cuh go
-// before this. Queries of rotated keys come rotated, and outputs of rotated values leave so (kv_rotate.cu).
+// before this. Queries are rotated as the keys are when they are loaded. Outputs of rotated values are turned back
+// where partial results are merged; those of attention_all and attention_pipelined_all by kv_rotate.cu.
 //
 //   global               shared                          registers
 //   q -- f16 ----------> [query tiles] ----------------> A +
@@ -21,81 +22,83 @@ DEVICE bool blocks_take_pages(const AttentionArgs &a, u32 seq) {
     return units_are_pages(a, a.batch.sees_end(of[SEQ_START] + of[SEQ_ROWS] - 1) - 1);
 }
 
-// Merges the partial results of a row's units, MERGE_UNITS of them at a time and 64 columns, rescaled to the largest
-// maximum so far. Block (row, head, 64 columns); it also stores the columns as Activations, where there are whole
-// tiles.
-#define MERGE_UNITS 64
-KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
-    __shared__ float2 found[MERGE_UNITS][32]; // pairs of columns
-    __shared__ float2 of_unit[MERGE_UNITS];   // factor and sum
+// Merges the partial results of a row's units, MERGE_UNITS of them at a time, rescaled to the largest maximum so far.
+// Block (row, head, MERGE_COLUMNS columns): a thread a column. Sums of rotated values, whose groups of columns a block
+// has whole, are turned back. The block also stores its columns as Activations, where there are whole tiles.
+#define MERGE_UNITS 512
+#define MERGE_COLUMNS 128
+#define MERGE_AHEAD 32 // units that a thread loads before it adds them
+KERNEL __launch_bounds__(MERGE_COLUMNS) attention_merge(AttentionArgs a, Activations h) {
+    __shared__ float2 of_unit[MERGE_UNITS]; // factor and sum
+    __shared__ float merged[MERGE_COLUMNS];
     pdl_launch();
-    const int lane = threadIdx.x & 31, tiles = (a.head_dim + 63) / 64;
-    const u32 head = blockIdx.x / tiles, row = head / a.heads;
-    const int column = blockIdx.x % tiles * 64 + 2 * lane;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+              blocks = (a.head_dim + MERGE_COLUMNS - 1) / MERGE_COLUMNS;
+    const u32 head = blockIdx.x / blocks, row = head / a.heads;
+    const int first = blockIdx.x % blocks * MERGE_COLUMNS, column = first + threadIdx.x;
     u32 begin, end;
     visible_keys(a, row, begin, end);
     const int count = (int) unit_count(a, begin, end);
-    const float *p = a.partials + (u64) head * a.units * (2 + PARTIAL_COLUMNS);
+    const u32 stride = 2 + PARTIAL_COLUMNS;
+    const float *p = a.partials + (u64) head * a.units * stride;
+    const float *of_column = p + 2 + min(column, a.head_dim - 1);
     pdl_wait();
-    float most = -INF, sum = 0.0f;
-    float2 o = make_float2(0.0f, 0.0f);
+    float most = -INF, sum = 0.0f, o = 0.0f;
     for (int base = 0; base < count; base += MERGE_UNITS) {
-        __syncthreads(); // nobody reads the units before
-
-        // All warps but the first load units; it finds their factors meanwhile.
-#pragma unroll 4
-        for (int i = (int) (threadIdx.x >> 5) - 1; i >= 0 && i < MERGE_UNITS && base + i < count; i += 3) {
-            const float *from = p + (u64) (base + i) * (2 + PARTIAL_COLUMNS) + 2 + column;
-#if TENSOR_CORES
-            const bool real = column < a.head_dim;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_address(&found[i][lane])),
-                         "l"(real ? from : p), "r"(real ? 8 : 0)
-                         : "memory");
-#else
-            found[i][lane].x = column < a.head_dim ? from[0] : 0.0f;
-            found[i][lane].y = column + 1 < a.head_dim ? from[1] : 0.0f;
-#endif
-        }
-        if (threadIdx.x < 32) {
-            float max[MERGE_UNITS / 32], part[MERGE_UNITS / 32], now = most;
+        const int n = min(count - base, MERGE_UNITS);
+        float ahead[MERGE_AHEAD];
+        auto load = [&](int from) {
+            const float *of = of_column + (u64) (base + from) * stride;
+            if (from + MERGE_AHEAD <= n) {
 #pragma unroll
-            for (int j = 0; j < MERGE_UNITS / 32; j++) {
-                const int i = base + j * 32 + lane;
-                const float *from = p + (u64) i * (2 + PARTIAL_COLUMNS);
-                max[j] = i < count ? from[0] : -INF;
-                part[j] = i < count ? from[1] : 0.0f;
-                now = larger(max[j], now);
+                for (int i = 0; i < MERGE_AHEAD; i++) ahead[i] = of[i * stride];
+            } else {
+#pragma unroll
+                for (int i = 0; i < MERGE_AHEAD; i++) ahead[i] = from + i < n ? of[i * stride] : 0.0f;
             }
-            now = warp_max(now);
-#pragma unroll
-            for (int j = 0; j < MERGE_UNITS / 32; j++)
-                of_unit[j * 32 + lane] = make_float2(softmax_rescale(max[j], now), part[j]);
-            const float before = softmax_rescale(most, now);
-            o.x *= before;
-            o.y *= before;
-            sum *= before;
-            most = now;
+        };
+        load(0);
+        // All warps find the largest maximum.
+        float now = most;
+        for (int i = lane; i < n; i += 32) now = larger(p[(u64) (base + i) * stride], now);
+        now = warp_max(now);
+        __syncthreads(); // nobody reads the factors before
+        for (int i = threadIdx.x; i < (n + MERGE_AHEAD - 1) / MERGE_AHEAD * MERGE_AHEAD; i += blockDim.x) {
+            const float *of = p + (u64) (base + i) * stride;
+            of_unit[i] = i < n ? make_float2(softmax_rescale(of[0], now), of[1]) : make_float2(0.0f, 0.0f);
         }
-#if TENSOR_CORES
-        asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
         __syncthreads();
-        if (threadIdx.x < 32)
-#pragma unroll 8
-            for (int i = 0; i < MERGE_UNITS && base + i < count; i++) {
-                const float2 f = of_unit[i], v = found[i][lane];
-                o.x = fmaf(v.x, f.x, o.x);
-                o.y = fmaf(v.y, f.x, o.y);
+        const float before = softmax_rescale(most, now);
+        o *= before;
+        sum *= before;
+        most = now;
+        for (int from = 0; from < n; from += MERGE_AHEAD) {
+            float v[MERGE_AHEAD];
+#pragma unroll
+            for (int i = 0; i < MERGE_AHEAD; i++) v[i] = ahead[i];
+            load(from + MERGE_AHEAD);
+#pragma unroll
+            for (int i = 0; i < MERGE_AHEAD; i++) {
+                const float2 f = of_unit[from + i];
+                o = fmaf(v[i], f.x, o);
                 sum = fmaf(f.y, f.x, sum);
             }
+        }
     }
-    if (threadIdx.x >= 32) return;
-    o.x /= sum;
-    o.y /= sum;
-    float *y = a.y + (u64) head * a.head_dim + column;
-    if (column < a.head_dim) y[0] = o.x;
-    if (column + 1 < a.head_dim) y[1] = o.y;
-    if (h.stride) store_activation_tile(h, row, (head % a.heads * a.head_dim + column) / 64, o.x, o.y);
+    merged[threadIdx.x] = o / sum;
+    __syncthreads();
+    if constexpr (VALUE_ROTATION > 0) {
+        const int group = warp * VALUE_ROTATION;
+        if (group < MERGE_COLUMNS && first + group < a.head_dim)
+            rotate_columns<VALUE_ROTATION>(merged + group, group_columns(first + group, a.head_dim, VALUE_ROTATION),
+                                           true);
+        __syncthreads();
+    }
+    if (column < a.head_dim) a.y[(u64) head * a.head_dim + column] = merged[threadIdx.x];
+    if (h.stride && warp < MERGE_COLUMNS / 64 && first + 64 * warp < a.head_dim) {
+        const float2 v = ((const float2 *) merged)[threadIdx.x];
+        store_activation_tile(h, row, (head % a.heads * a.head_dim + first) / 64 + warp, v.x, v.y);
+    }
 }
 #if !TENSOR_CORES
 #define LN2 0.69314718055994530942f
@@ -160,6 +163,11 @@ DEVICE void split_attention(const AttentionArgs &a, u32 row, int head, u32 split
 DEVICE void load_query(const AttentionArgs &a, u32 row, int head, float *q) {
     for (int c = threadIdx.x; c < a.head_dim; c += 128) q[c] = a.q[((u64) row * a.heads + head) * a.head_dim + c];
     __syncthreads();
+    if constexpr (KEY_ROTATION > 0) {
+        for (int first = threadIdx.x / 32 * KEY_ROTATION; first < a.head_dim; first += 4 * KEY_ROTATION)
+            rotate_columns<KEY_ROTATION>(q + first, group_columns(first, a.head_dim, KEY_ROTATION), false);
+        __syncthreads();
+    }
 }
 // Few rows: block (row head, i) takes the splits i, i + gridDim.y, ….
 KERNEL __launch_bounds__(128, 2) attention_decode(AttentionArgs a) {
@@ -212,16 +220,57 @@ KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
 // probabilities are rounded to f16. Products take 16 head columns, or keys, at a time.
 
 extern __shared__ __align__(16) u8 smem[];
-// A tile of queries in shared memory: [HEAD_DIM / 32, TILE_QUERIES, 32], no two lanes in a bank.
+// A tile of queries in shared memory: [HEAD_DIM / 32, 2, 32, 8], the A fragment of a lane for 16 columns each.
 #define QUERY_TILE_ELEMENTS (TILE_QUERIES * HEAD_DIM)
+#define QUERY_BLOCK_ELEMENTS (TILE_QUERIES * 32)
 
 DEVICE void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// Loads tiles of queries to shared memory, four loads at once.
+// Loads tiles of queries to shared memory: four loads at once, or of rotated keys a group of columns a warp, which is
+// rotated as they are.
 DEVICE void load_queries(const AttentionArgs &a, const QueryTile &own, u16 *to, int tiles = 1) {
+    // Column `c` of query `q`.
+    auto place = [&](int q, int c) {
+        const int i = interleave_index(c % 32), word = i % 8 / 2, lane = q % 8 * 4 + i / 8;
+        return to + q / TILE_QUERIES * QUERY_TILE_ELEMENTS + c / 32 * QUERY_BLOCK_ELEMENTS + word / 2 * 256 + lane * 8 +
+               word % 2 * 4 + q % TILE_QUERIES / 8 * 2 + i % 2;
+    };
+    if constexpr (KEY_ROTATION > 0) {
+        constexpr int GROUP = KEY_ROTATION ? KEY_ROTATION : 64, GROUPS = (HEAD_DIM + GROUP - 1) / GROUP;
+        constexpr bool ALL_LARGE = HEAD_DIM % GROUP == 0;
+        const int lane = threadIdx.x & 31, warps = blockDim.x >> 5, all = tiles * TILE_QUERIES * GROUPS;
+        float v[GROUP / 32], ahead[GROUP / 32];
+        auto load = [&](int i) {
+#pragma unroll
+            for (int k = 0; k < GROUP / 32; k++) {
+                const int c = i % GROUPS * GROUP + 32 * k + lane;
+                ahead[k] = ALL_LARGE || c < HEAD_DIM ? own.load_one(a, i / GROUPS, c) : 0.0f;
+            }
+        };
+        load(threadIdx.x >> 5);
+        for (int i = threadIdx.x >> 5; i < all; i += warps) {
+            const int q = i / GROUPS, first = i % GROUPS * GROUP;
+#pragma unroll
+            for (int k = 0; k < GROUP / 32; k++) v[k] = ahead[k];
+            if (i + warps < all) load(i + warps);
+            auto rotate = [&](auto &x) {
+                if (q < own.count) rotate_group(x, false);
+#pragma unroll
+                for (int k = 0; k < sizeof(x) / sizeof(float); k++)
+                    *place(q, first + 32 * k + lane) = f32_to_f16(clamp_f16(x[k]));
+            };
+            if (ALL_LARGE || group_columns(first, HEAD_DIM, GROUP) == GROUP) {
+                rotate(v);
+            } else {
+                float small[2] = {v[0], v[1]};
+                rotate(small);
+            }
+        }
+        return;
+    }
     for (int from = threadIdx.x; from < tiles * QUERY_TILE_ELEMENTS / 4; from += 4 * blockDim.x) {
         float4 v[4];
 #pragma unroll
@@ -233,24 +282,23 @@ DEVICE void load_queries(const AttentionArgs &a, const QueryTile &own, u16 *to, 
         for (int j = 0; j < 4; j++) {
             const int i = from + j * blockDim.x, q = i / (HEAD_DIM / 4), c = i % (HEAD_DIM / 4) * 4;
             if (q >= tiles * TILE_QUERIES) break;
-            u16 *part = to + q / TILE_QUERIES * QUERY_TILE_ELEMENTS + c / 32 * TILE_QUERIES * 32 +
-                        q % TILE_QUERIES * 32 + interleave_index(c % 32);
+            u16 *part = place(q, c);
             const uint2 two = QueryTile::to_f16(v[j]);
             *(u32 *) part = two.x;
             *(u32 *) (part + 8) = two.y;
         }
     }
 }
-// Adds the products of 32 columns more to the scores of a tile of queries and 8 N keys.
+// Adds the products of block number `block` of 32 columns to the scores of a tile of queries and 8 N keys.
 template <int N>
-DEVICE void mma_scores(float (&s)[N][4], const u16 *queries, const uint4 (&k)[N]) {
-    const uint4 q0 = *(const uint4 *) queries, q1 = *(const uint4 *) (queries + 8 * 32);
+DEVICE void mma_scores(float (&s)[N][4], const u16 *queries, int block, const uint4 (&k)[N]) {
+    const uint4 *of = (const uint4 *) (queries + block * QUERY_BLOCK_ELEMENTS) + (threadIdx.x & 31);
 #pragma unroll
-    for (int j = 0; j < 2; j++)
+    for (int j = 0; j < 2; j++) {
+        const uint4 q = of[j * 32];
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            mma_m16n8k16(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1),
-                         word(k[n], 2 * j), word(k[n], 2 * j + 1));
+        for (int n = 0; n < N; n++) mma_m16n8k16(s[n], q.x, q.y, q.z, q.w, word(k[n], 2 * j), word(k[n], 2 * j + 1));
+    }
 }
 // o += probabilities of 16 keys times values; `v` are the fragments of 32 keys, of which these are half `j`.
 template <int N>
@@ -375,7 +423,7 @@ DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, 
                         float *scores, Load load, Out &out) {
     typedef WarpSplit<W> Of;
     constexpr int N = Of::N, GROUP = Of::GROUP, AHEAD = divisor(HEAD_DIM / 32, 16 / N);
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int warp = threadIdx.x >> 5;
     const u64 of_head = (u64) page * a.kv_heads + own.kv_head;
     const u8 *keys = a.keys + of_head * kv_page_bytes<false>(HEAD_DIM),
              *values = a.values + of_head * kv_page_bytes<true>(HEAD_DIM);
@@ -403,7 +451,7 @@ DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, 
     for (int b = 0; b < HEAD_DIM / 32; b += AHEAD) {
         if (b > 0) load_keys(b);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) mma_scores(mine, queries + (b + i) * TILE_QUERIES * 32 + g * 32 + 8 * t, k[i]);
+        for (int i = 0; i < AHEAD; i++) mma_scores(mine, queries, b + i, k[i]);
     }
     load_values_of(0, EARLY, GROUP);
     Of::put(a, own, mine, at, scores);
@@ -425,7 +473,7 @@ template <int W, class Out>
 DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages, u32 split, const u16 *queries,
                          float *scores, Out &out) {
     typedef WarpSplit<W> Of;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int warp = threadIdx.x >> 5;
     constexpr u32 KEY_BYTES = kv_page_bytes<false>(HEAD_DIM), VALUE_BYTES = kv_page_bytes<true>(HEAD_DIM);
     const u8 *keys = a.keys + (u64) own.kv_head * KEY_BYTES, *values = a.values + (u64) own.kv_head * VALUE_BYTES;
     __syncthreads(); // nobody reads the scores before
@@ -440,7 +488,7 @@ DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages
 #pragma unroll
             for (int n = 0; n < Of::N; n++)
                 k[n] = load_key(keys + (u64) page * a.kv_heads * KEY_BYTES, b, Of::N * warp + n);
-            mma_scores(mine, queries + b * TILE_QUERIES * 32 + g * 32 + 8 * t, k);
+            mma_scores(mine, queries, b, k);
         }
         Of::put(a, own, mine, split * 4 + i, scores + i * PAGE_SCORES);
     }
@@ -582,11 +630,10 @@ DEVICE constexpr int stage_bytes() {
     return 2 * KvFormat<VALUES>::TILE_BYTES + (KvFormat<VALUES>::IS_PACKED ? 128 : 0);
 }
 #define STAGE_BYTES (stage_bytes<false>() > stage_bytes<true>() ? stage_bytes<false>() : stage_bytes<true>())
-// Where a stage comes from.
+// Where a stage comes from. Tiles of packed formats lie together.
 struct StageSource {
-    const u8 *first, *second; // tiles
-    const u8 *scales;
-    u32 tile_bytes, scale_bytes;
+    const u8 *tiles, *scales;
+    u32 tile_bytes, second, scale_bytes; // of a tile; where the second tile lies; of the scales
 };
 // A warp's pipeline of D stages: bulk copies from compute capability 9.0 on, cp.async before. All lanes call
 // everything.
@@ -613,8 +660,10 @@ struct WarpPipeline {
         if (lane == 0) {
             mbarrier_expect_tx(barriers + 8 * slot, there ? 2 * from.tile_bytes + from.scale_bytes : 0);
             if (there) {
-                bulk_copy(at, from.first, from.tile_bytes, barriers + 8 * slot);
-                bulk_copy(at + from.tile_bytes, from.second, from.tile_bytes, barriers + 8 * slot);
+                const bool together = from.second == from.tile_bytes;
+                bulk_copy(at, from.tiles, together ? 2 * from.tile_bytes : from.tile_bytes, barriers + 8 * slot);
+                if (!together)
+                    bulk_copy(at + from.tile_bytes, from.tiles + from.second, from.tile_bytes, barriers + 8 * slot);
                 if (from.scale_bytes)
                     bulk_copy(at + 2 * from.tile_bytes, from.scales, from.scale_bytes, barriers + 8 * slot);
             }
@@ -624,8 +673,8 @@ struct WarpPipeline {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
         };
         for (int i = 16 * lane; there && i < from.tile_bytes; i += 512) {
-            copy(at + i, from.first + i);
-            copy(at + from.tile_bytes + i, from.second + i);
+            copy(at + i, from.tiles + i);
+            copy(at + from.tile_bytes + i, from.tiles + from.second + i);
         }
         if (there && 16 * lane < from.scale_bytes) copy(at + 2 * from.tile_bytes + 16 * lane, from.scales + 16 * lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -711,16 +760,18 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
         typedef KvFormat<true> V;
         const u8 *of = keys ? a.keys + of_head * kv_page_bytes<false>(HEAD_DIM)
                             : a.values + of_head * kv_page_bytes<true>(HEAD_DIM);
-        const u8 *first = of + (keys ? K::tile_at(HEAD_DIM, block, half) : V::tile_at(HEAD_DIM, block, 0));
+        constexpr u32 SECOND_KEYS = K::IS_PACKED ? K::TILE_BYTES : 2 * K::TILE_BYTES,
+                      SECOND_VALUES = V::IS_PACKED ? V::TILE_BYTES : HEAD_DIM / 32 * V::TILE_BYTES;
         // Keys of two blocks have the scales of both, or one in common.
         constexpr u32 KEY_SCALES = !K::IS_PACKED            ? 0
                                    : K::SCALE_COLUMNS == 32 ? 128
                                                             : 64,
                       VALUE_SCALES = V::IS_PACKED ? 128 : 0;
         stages.produce(slot, page != NO_PAGE,
-                       {first, first + (keys ? 2 * K::TILE_BYTES : HEAD_DIM / 32 * V::TILE_BYTES),
+                       {of + (keys ? K::tile_at(HEAD_DIM, block, half) : V::tile_at(HEAD_DIM, block, 0)),
                         of + (keys ? K::scales_of(HEAD_DIM, block, half) : V::scales_of(HEAD_DIM, block, 0)),
-                        (u32) (keys ? K::TILE_BYTES : V::TILE_BYTES), keys ? KEY_SCALES : VALUE_SCALES});
+                        (u32) (keys ? K::TILE_BYTES : V::TILE_BYTES), keys ? SECOND_KEYS : SECOND_VALUES,
+                        keys ? KEY_SCALES : VALUE_SCALES});
     };
     // All lanes have read stage `i`: its place is free.
     auto release = [&](int i) {
@@ -732,6 +783,10 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
     pdl_wait();
     for (int i = 0; i < D; i++) produce(i, i);
     load_queries(a, own, queries, M);
+    KeyLevels key_levels;
+    ValueLevels value_levels;
+    key_levels.keep();
+    value_levels.keep();
     // Where the results of the lane's queries of each tile go, unit after unit.
     u32 out[M][2], first_unit[M][2], units[M][2];
     float running[M][2], sum[M][2]; // maximum and sum, if WHOLE_CONTEXT
@@ -768,13 +823,10 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                     for (int n = 0; n < 4; n++) {
                         typedef KvFormat<false> F;
                         const u8 *scales = keys + 2 * F::TILE_BYTES + (F::SCALE_COLUMNS == 32 ? c * 64 : 0);
-                        k[n] = load_fragment<false, true>(keys + c * F::TILE_BYTES, scales, n);
+                        k[n] = load_fragment<false, true>(keys + c * F::TILE_BYTES, scales, n, key_levels);
                     }
 #pragma unroll
-                    for (int m = 0; m < M; m++)
-                        mma_scores(s[m],
-                                   queries + m * QUERY_TILE_ELEMENTS + (2 * b + c) * TILE_QUERIES * 32 + g * 32 + 8 * t,
-                                   k);
+                    for (int m = 0; m < M; m++) mma_scores(s[m], queries + m * QUERY_TILE_ELEMENTS, 2 * b + c, k);
                 }
             release(b);
         }
@@ -856,7 +908,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
 #pragma unroll
                     for (int b = 0; b < 2; b++) {
                         constexpr int BYTES = KvFormat<true>::TILE_BYTES;
-                        load_value_tile<true>(values + b * BYTES, values + 2 * BYTES + b * 64, v[b]);
+                        load_value_tile<true>(values + b * BYTES, values + 2 * BYTES + b * 64, v[b], value_levels);
                     }
 #pragma unroll
                     for (int m = 0; m < M; m++)
@@ -928,7 +980,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                     }
                 }
 }
-KERNEL __launch_bounds__(256, 1) attention_pipelined_1(AttentionArgs a) { attention_pipelined<1, false>(a); }
+KERNEL __launch_bounds__(256, BLOCKS) attention_pipelined_1(AttentionArgs a) { attention_pipelined<1, false>(a); }
 KERNEL __launch_bounds__(256, 1) attention_pipelined_2(AttentionArgs a) { attention_pipelined<2, false>(a); }
 // Many rows: a block takes all splits, one after the other.
 KERNEL __launch_bounds__(256, 1) attention_pipelined_all(AttentionArgs a) { attention_pipelined<2, true>(a); }

@@ -150,6 +150,10 @@ struct QueryTile {
                    ? *(const float4 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD_COLUMNS + c)
                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
+    // Column `c` of query `q`, or zero.
+    DEVICE float load_one(const AttentionArgs &a, int q, int c) const {
+        return q < count ? a.q[((u64) row(q) * a.heads + head(q)) * HEAD_COLUMNS + c] : 0.0f;
+    }
     DEVICE static uint2 to_f16(const float4 &v) {
         return make_uint2(pack_f16x2(clamp_f16(v.x), clamp_f16(v.y)), pack_f16x2(clamp_f16(v.z), clamp_f16(v.w)));
     }

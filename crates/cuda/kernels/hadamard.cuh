@@ -35,3 +35,20 @@ DEVICE void rotate_group(float (&x)[N], bool undo) {
 // Columns of the group that starts at column `first` of a row of `cols`, where groups have `group` columns: those of
 // 128 may end with one of 64.
 DEVICE int group_columns(int first, int cols, int group) { return cols - first < group ? 64 : group; }
+// Rotates a group of `columns` columns, at most GROUP, in shared memory by one warp, or undoes that.
+template <int GROUP>
+DEVICE void rotate_columns(float *x, int columns, bool undo) {
+    const int lane = threadIdx.x & 31;
+    auto rotate = [&](auto &v) {
+        constexpr int N = sizeof(v) / sizeof(float);
+#pragma unroll
+        for (int k = 0; k < N; k++) v[k] = x[32 * k + lane];
+        rotate_group(v, undo);
+#pragma unroll
+        for (int k = 0; k < N; k++) x[32 * k + lane] = v[k];
+        __syncwarp();
+    };
+    float large[GROUP / 32], small[2];
+    if (columns == GROUP) rotate(large);
+    else rotate(small);
+}

@@ -5,8 +5,9 @@
 // for 128 columns. KEY_BITS, VALUE_BITS: of a code or an index. KEY_ROTATION, VALUE_ROTATION: columns of the groups in
 // which rows are rotated, 0 if they are not.
 //
-// Layout of packed formats. A page of a head of e columns: tiles of 32 keys by 32 columns, of keys [e / 32, 2] and of
-// values [2, e / 32]; then the scales in f16, of keys [2, groups, 32] and of values [groups, 2, 32].
+// Layout of packed formats. A page of a head of e columns: tiles of 32 keys by 32 columns, of keys [2, e / 32] and of
+// values [e / 32, 2]; then the scales in f16, of keys [2, groups, 32] and of values [groups, 2, 32]. So what a stage of
+// attention_pipelined copies lies together.
 // In 8 bits a tile of keys has a key a row, one of values a column a row; rows, and the scales of values, are in the
 // order of `interleave_index`. In fewer bits the unit is a quad: the codes of one key in columns r, 8 + r, 16 + r and
 // 24 + r. It belongs to a key, so that rows of one step never write the same byte. Quads lie as [key, r] in tiles of
@@ -31,7 +32,7 @@ struct KvFormat {
     static constexpr int page_bytes(int e) { return scales_at(e) + (IS_PACKED ? scale_groups(e) * 128 : 0); }
     // Where tile `block`, of 32 columns, of half a page's keys lies in a page, and where the scales of that lie.
     DEVICE static int tile_at(int e, int block, int half) {
-        return (VALUES ? half * (e / 32) + block : block * 2 + half) * TILE_BYTES;
+        return (VALUES != IS_PACKED ? half * (e / 32) + block : block * 2 + half) * TILE_BYTES;
     }
     DEVICE static int scales_of(int e, int block, int half) {
         const int group = block / (SCALE_COLUMNS / 32);
@@ -115,6 +116,24 @@ constexpr u32 level_bytes(int bits, int from, int byte) {
     }
     return all;
 }
+// Bytes of levels in f16, the lower ones and the higher ones, as `unpack_quads` looks them up; none in other formats.
+template <class F, bool = F::IS_LEVELS>
+struct LevelBytes {
+    DEVICE void keep() {}
+};
+template <class F>
+struct LevelBytes<F, true> {
+    u32 low0 = level_bytes(F::BITS, 0, 0), low1 = F::BITS > 2 ? level_bytes(F::BITS, 4, 0) : 0,
+        high0 = level_bytes(F::BITS, 0, 1), high1 = F::BITS > 2 ? level_bytes(F::BITS, 4, 1) : 0;
+    // Has the compiler keep the bytes in registers: constants it would load again for each use.
+    DEVICE void keep() {
+        low0 = __shfl_sync(~0u, low0, 0);
+        high0 = __shfl_sync(~0u, high0, 0);
+        if (F::BITS == 2) return;
+        low1 = __shfl_sync(~0u, low1, 0);
+        high1 = __shfl_sync(~0u, high1, 0);
+    }
+};
 // Rounds `y` to a level; the index is as it is kept.
 template <int BITS>
 DEVICE float round_to_level(float y, u32 &index) {
@@ -166,19 +185,17 @@ DEVICE u32 spread_bits(u32 x) {
 }
 // `x`: nibbles, of the first quad in the lower half. `high`: the highest bits, 0 to 3 and 16 to 19, of an odd number.
 template <class F>
-DEVICE uint4 unpack_quads(u32 x, u32 high) {
+DEVICE uint4 unpack_quads(u32 x, u32 high, const LevelBytes<F> &levels) {
     constexpr int BITS = F::BITS;
     u32 v[4];
     if constexpr (F::IS_LEVELS) {
-        constexpr u32 LOW0 = level_bytes(BITS, 0, 0), LOW1 = BITS > 2 ? level_bytes(BITS, 4, 0) : 0,
-                      HIGH0 = level_bytes(BITS, 0, 1), HIGH1 = BITS > 2 ? level_bytes(BITS, 4, 1) : 0;
         if (BITS == 3) x |= spread_bits(high) << 2;
         const u32 index = BITS == 4 ? x & 0x77777777 : x;
         u32 pairs[2][2]; // levels 0 and 1, and 2 and 3, of each quad
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const u32 of = index >> (16 * i), low = permute_bytes(LOW0, LOW1, of),
-                      high_bytes = permute_bytes(HIGH0, HIGH1, of);
+            const u32 of = index >> (16 * i), low = permute_bytes(levels.low0, levels.low1, of),
+                      high_bytes = permute_bytes(levels.high0, levels.high1, of);
             pairs[i][0] = permute_bytes(low, high_bytes, 0x5140);
             pairs[i][1] = permute_bytes(low, high_bytes, 0x7362);
         }

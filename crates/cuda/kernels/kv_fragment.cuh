@@ -12,6 +12,8 @@ DEVICE T load_once(const T *from) {
 }
 // Whether quads of values have to be unpacked: fragments of 8 columns then come from the same ones.
 #define VALUES_ARE_QUADS (KvFormat<true>::IS_PACKED && KvFormat<true>::BITS < 8)
+typedef LevelBytes<KvFormat<false>> KeyLevels;
+typedef LevelBytes<KvFormat<true>> ValueLevels;
 DEVICE uint4 multiply_fragment(const uint4 &v, const uint4 &by) {
     return make_uint4(hmul2(v.x, by.x), hmul2(v.y, by.y), hmul2(v.z, by.z), hmul2(v.w, by.w));
 }
@@ -28,7 +30,7 @@ DEVICE uint4 load_bytes(const u8 *row) {
 }
 // Two quads of a key.
 template <bool SHARED>
-DEVICE uint4 load_key_quads(const u8 *tile, int row) {
+DEVICE uint4 load_key_quads(const u8 *tile, int row, const KeyLevels &levels) {
     typedef KvFormat<false> F;
     const int t = threadIdx.x & 3;
     u32 x, high = 0;
@@ -38,11 +40,11 @@ DEVICE uint4 load_key_quads(const u8 *tile, int row) {
         high = load_once<SHARED>(tile + F::high_at(row, 2 * t));
         high = (high | high << 12) & 0x000f000f;
     }
-    return unpack_quads<F>(x, high);
+    return unpack_quads<F>(x, high, levels);
 }
 // A quad of each of 8 keys: the fragments of all of a tile's columns.
 template <bool SHARED>
-DEVICE void load_value_quads(const u8 *tile, const uint4 &scales, uint4 (&v)[4]) {
+DEVICE void load_value_quads(const u8 *tile, const uint4 &scales, uint4 (&v)[4], const ValueLevels &levels) {
     typedef KvFormat<true> F;
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u32 x[4], high[4] = {0, 0, 0, 0};
@@ -63,7 +65,7 @@ DEVICE void load_value_quads(const u8 *tile, const uint4 &scales, uint4 (&v)[4])
     uint4 of[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        of[i] = unpack_quads<F>(x[i], high[i]);
+        of[i] = unpack_quads<F>(x[i], high[i], levels);
         const u32 by = word(scales, i);
         of[i] = multiply_fragment(of[i], make_uint4(by, by, by, by));
     }
@@ -73,7 +75,8 @@ DEVICE void load_value_quads(const u8 *tile, const uint4 &scales, uint4 (&v)[4])
 // The lane's B fragment of rows 8 n to 8 n + 7 of a tile, in global memory or SHARED: 32 columns of keys, or 32 keys of
 // columns, as f16 pairs. `scales` are those of the tile's keys, in packed formats.
 template <bool VALUES, bool SHARED>
-DEVICE uint4 load_fragment(const u8 *tile, const u8 *scales, int n) {
+DEVICE uint4 load_fragment(const u8 *tile, const u8 *scales, int n,
+                           const LevelBytes<KvFormat<VALUES>> &levels = LevelBytes<KvFormat<VALUES>>()) {
     const int lane = threadIdx.x & 31, row = 8 * n + (lane >> 2);
     uint4 v;
     if constexpr (!KvFormat<VALUES>::IS_PACKED) {
@@ -92,23 +95,23 @@ DEVICE uint4 load_fragment(const u8 *tile, const u8 *scales, int n) {
             v = multiply_fragment(load_bytes<SHARED>(tile + row * 32), by);
         } else {
             uint4 all[4];
-            load_value_quads<SHARED>(tile, by, all);
+            load_value_quads<SHARED>(tile, by, all, levels);
             v = n == 0 ? all[0] : n == 1 ? all[1] : n == 2 ? all[2] : all[3];
         }
     } else {
         u32 scale = load_once<SHARED>((const u16 *) scales + row);
         scale |= scale << 16;
         if constexpr (KvFormat<false>::BITS == 8) v = load_bytes<SHARED>(tile + row * 32);
-        else v = load_key_quads<SHARED>(tile, row);
+        else v = load_key_quads<SHARED>(tile, row, levels);
         v = multiply_fragment(v, make_uint4(scale, scale, scale, scale));
     }
     return v;
 }
 // The fragments of all columns of a tile of values.
 template <bool SHARED>
-DEVICE void load_value_tile(const u8 *tile, const u8 *scales, uint4 (&v)[4]) {
+DEVICE void load_value_tile(const u8 *tile, const u8 *scales, uint4 (&v)[4], const ValueLevels &levels) {
     if constexpr (VALUES_ARE_QUADS) {
-        load_value_quads<SHARED>(tile, load_once<SHARED>((const uint4 *) scales + (threadIdx.x & 3)), v);
+        load_value_quads<SHARED>(tile, load_once<SHARED>((const uint4 *) scales + (threadIdx.x & 3)), v, levels);
     } else {
 #pragma unroll
         for (int n = 0; n < 4; n++) v[n] = load_fragment<true, SHARED>(tile, scales, n);
@@ -133,7 +136,8 @@ DEVICE void load_values(const u8 *page, int first, int half, int from, int to, u
         for (int n = from; n < to; n += 4) {
             uint4 of[4];
             load_value_quads<false>(tile(first + n * 8),
-                                    __ldg((const uint4 *) scales(first + n * 8) + (threadIdx.x & 3)), of);
+                                    __ldg((const uint4 *) scales(first + n * 8) + (threadIdx.x & 3)), of,
+                                    ValueLevels());
 #pragma unroll
             for (int i = 0; i < 4; i++) v[n + i] = of[i];
         }

@@ -1,15 +1,15 @@
-// Rotates the heads of rows in groups of columns, or undoes that: queries of rotated keys before attention, and what it
-// adds up of rotated values behind it. hadamard.cuh goes before this.
+// Turns what attention adds up of rotated values back, where no merge of partial results does (attention.cu): in place.
+// hadamard.cuh goes before this.
 //
-//   x: [n, heads, head_dim] --> registers of a warp: a group of 128 columns or 64 --> y, which may be x, and h
+//   y: [n, heads, head_dim] --> registers of a warp: a group of 128 columns or 64 --> y and h
 
 template <int N>
-DEVICE void rotate_part(const float *x, float *y, const Activations &h, u32 row, int column, bool undo) {
+DEVICE void undo_rotation(float *y, const Activations &h, u32 row, int column) {
     const int lane = threadIdx.x & 31;
     float v[N];
 #pragma unroll
-    for (int k = 0; k < N; k++) v[k] = x[32 * k + lane];
-    rotate_group(v, undo);
+    for (int k = 0; k < N; k++) v[k] = y[32 * k + lane];
+    rotate_group(v, true);
 #pragma unroll
     for (int k = 0; k < N; k++) y[32 * k + lane] = v[k];
     if (!h.stride) return;
@@ -27,8 +27,7 @@ DEVICE void rotate_part(const float *x, float *y, const Activations &h, u32 row,
     }
 }
 // A warp for each of `parts` groups; groups have `group` columns, the last of a head perhaps half of that.
-KERNEL __launch_bounds__(128)
-    rotate_heads(const float *x, float *y, Activations h, int heads, int head_dim, int group, int undo, u64 parts) {
+KERNEL __launch_bounds__(128) undo_rotations(float *y, Activations h, int heads, int head_dim, int group, u64 parts) {
     pdl_sync();
     const u64 part = (u64) blockIdx.x * 4 + (threadIdx.x >> 5);
     if (part >= parts) return;
@@ -36,6 +35,6 @@ KERNEL __launch_bounds__(128)
     const u64 head = part / of_head, at = head * head_dim + first;
     const u32 row = (u32) (head / heads);
     const int column = (int) (head % heads) * head_dim + first;
-    if (group_columns(first, head_dim, group) == 128) rotate_part<4>(x + at, y + at, h, row, column, undo);
-    else rotate_part<2>(x + at, y + at, h, row, column, undo);
+    if (group_columns(first, head_dim, group) == 128) undo_rotation<4>(y + at, h, row, column);
+    else undo_rotation<2>(y + at, h, row, column);
 }

@@ -2,7 +2,7 @@
 
 use crate::args::{Activations, Args, AttentionArgs};
 use crate::constants::{ATTENTION_WGMMA, PAGE_UNIT_KEYS, SPLIT_KEYS};
-use crate::kv::{Heads, Pages, bound, kernel};
+use crate::kv::{Pages, bound, kernel, undo_rotations};
 use crate::launch::{Device, Launch};
 use crate::machine::{Grid, Kernel};
 use crate::pack::TILE;
@@ -22,6 +22,12 @@ const QUERIES: usize = 16;
 
 /// Keys by columns of a tile of theirs, and of their values.
 const TILE_VALUES: usize = 32 * 32;
+
+/// Bytes of shared memory that a block takes beside its own.
+const BLOCK_RESERVE: usize = 1024;
+
+/// Columns of a head that a block of `attention_merge` takes.
+const MERGE_COLUMNS: usize = 128;
 
 /// Bytes of the scales of a stage's two tiles, where they have some.
 const STAGE_SCALES: usize = 64 * 2;
@@ -45,6 +51,8 @@ pub(crate) struct Ring {
     stage_bytes: usize,
     /// Tiles of queries that a block takes, at most.
     most_queries: usize,
+    /// Blocks of one tile that a multiprocessor has memory for: two hide each other's waits.
+    pub(crate) blocks: usize,
 }
 
 impl Ring {
@@ -58,9 +66,12 @@ impl Ring {
                 depth: 0,
                 stage_bytes: stage_bytes(format.k).max(stage_bytes(format.v)) + 8,
                 most_queries,
+                blocks: 1,
             };
             let left = most.saturating_sub(ring.shared(head_dim, most_queries));
             ring.depth = (left / (Self::WARPS * ring.stage_bytes)).min(Self::DEEPEST);
+            let two = 2 * (ring.shared(head_dim, 1) + BLOCK_RESERVE);
+            ring.blocks = if two <= most + BLOCK_RESERVE { 2 } else { 1 };
             ring
         };
         let mut rings = [2, 1].into_iter().map(ring);
@@ -191,23 +202,9 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     let cut = Cut::new(p, &attention, rows.n, rows.ahead);
     let bytes = if cut.is_split { cut.bytes } else { 0 };
     let partials = l.device.arena.buffer(bytes);
-    let KvFormat { k, v } = p.spec.format;
     let (q, y) = (l.address(op.inputs[0]), l.address(op.outputs[0]));
-    let heads = Heads {
-        rows: rows.n,
-        heads: attention.heads,
-        head_dim: p.spec.head_dim,
-    };
-    // Scores are those of queries that are rotated as the keys are.
-    let rotated = l
-        .device
-        .arena
-        .buffer(k.rotation.map_or(0, |_| heads.bytes()));
-    if let Some(rotation) = k.rotation {
-        heads.rotate(l.device, rotation, q, rotated.address);
-    }
     let args = AttentionArgs {
-        q: k.rotation.map_or(q, |_| rotated.address),
+        q,
         keys: p.keys.address,
         values: p.values.address,
         batch: rows.address,
@@ -232,13 +229,13 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     let f16 = l.f16_output(op, op.outputs[0]);
     if step.cut.is_split {
         step.launch_splits();
-        // What comes last writes the copy.
-        step.launch_merge(&v.rotation.map_or(f16, |_| Activations::default()));
+        step.launch_merge(&f16);
     } else {
         step.launch_whole();
-    }
-    if let Some(rotation) = v.rotation {
-        heads.undo(l.device, rotation, y, &f16);
+        if let Some(rotation) = p.spec.format.v.rotation {
+            let shape = [rows.n, attention.heads, p.spec.head_dim];
+            undo_rotations(l.device, rotation, y, &f16, shape);
+        }
     }
 }
 
@@ -301,7 +298,8 @@ impl Step<'_> {
                 let tiles = ring.most_queries.min(tiles);
                 let name = ["attention_pipelined_1", "attention_pipelined_2"][tiles - 1];
                 let shared = ring.shared(self.pages.spec.head_dim, tiles);
-                let grid = self.grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared);
+                let busy = if tiles == 1 { ring.blocks } else { 1 };
+                let grid = self.grid(tiles * QUERIES, busy, 32 * Ring::WARPS, shared);
                 self.launch(name, grid);
             }
             None => self.launch("attention_decode", self.grid_of_tiles(4)),
@@ -311,8 +309,8 @@ impl Step<'_> {
     /// Launches the merge of partial results, which writes an f16 copy of them too.
     fn launch_merge(&self, f16: &Activations) {
         let args = Args::default().of(&self.args).of(f16);
-        let columns = self.pages.spec.head_dim.div_ceil(TILE);
-        let grid = Grid::new(self.rows.n * self.heads * columns, 128);
+        let blocks = self.pages.spec.head_dim.div_ceil(MERGE_COLUMNS);
+        let grid = Grid::new(self.rows.n * self.heads * blocks, MERGE_COLUMNS);
         let kernel = kernel("attention_merge", self.pages);
         self.device.launch(&kernel, grid, args);
     }

@@ -70,7 +70,14 @@ fn headers(file: &str) -> &'static [&'static str] {
             "attention",
         ],
         "kv_rotate" => &["hadamard"],
-        "attention" => &["math", "mbarrier", "kv_format", "attention", "kv_fragment"],
+        "attention" => &[
+            "math",
+            "mbarrier",
+            "hadamard",
+            "kv_format",
+            "attention",
+            "kv_fragment",
+        ],
         ATTENTION_WGMMA => &["mbarrier", "kv_format", "attention", "wgmma"],
         _ => &[],
     }

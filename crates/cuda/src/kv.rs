@@ -83,6 +83,7 @@ pub(crate) fn kernel(name: &'static str, pages: &Pages) -> Kernel {
             "HEAD_COLUMNS",
             pages.tiles.map_or(0, |_| pages.spec.head_dim),
         ),
+        ("BLOCKS", pages.ring.map_or(1, |ring| ring.blocks)),
         ("STAGES", pages.ring.map_or(0, |ring| ring.depth)),
     ]);
     kernel
@@ -268,50 +269,24 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
     l.device.launch(&kernel("norm_rope_append", p), grid, args);
 }
 
-/// Heads of rows that are rotated, or turned back.
-#[derive(Clone, Copy)]
-pub(crate) struct Heads {
-    pub(crate) rows: usize,
-    /// Of a row.
-    pub(crate) heads: usize,
-    pub(crate) head_dim: usize,
-}
-
-impl Heads {
-    pub(crate) fn bytes(self) -> usize {
-        4 * self.rows * self.heads * self.head_dim
-    }
-
-    /// Rotates the heads at `x` to `y`.
-    pub(crate) fn rotate(self, device: &Device, rotation: Rotation, x: Address, y: Address) {
-        self.launch(device, rotation, [x, y], &Activations::default(), false);
-    }
-
-    /// Turns the heads at `y` back where they are, and writes an f16 copy of them too.
-    pub(crate) fn undo(self, device: &Device, rotation: Rotation, y: Address, f16: &Activations) {
-        self.launch(device, rotation, [y, y], f16, true);
-    }
-
-    fn launch(
-        self,
-        device: &Device,
-        rotation: Rotation,
-        [x, y]: [Address; 2],
-        f16: &Activations,
-        undo: bool,
-    ) {
-        let group = group_of(rotation);
-        let parts = self.rows * self.heads * self.head_dim.div_ceil(group);
-        let args = Args::default()
-            .ptr(x)
-            .ptr(y)
-            .of(f16)
-            .int(self.heads)
-            .int(self.head_dim)
-            .int(group)
-            .int(undo.into())
-            .long(parts);
-        let kernel = Kernel::new("kv_rotate", "rotate_heads");
-        device.launch(&kernel, Grid::new(parts.div_ceil(4), 128), args);
-    }
+/// Turns results of attention over rotated values at `y` back where they are, `heads` heads in each of `rows` rows, and
+/// writes an f16 copy of them too.
+pub(crate) fn undo_rotations(
+    device: &Device,
+    rotation: Rotation,
+    y: Address,
+    f16: &Activations,
+    [rows, heads, head_dim]: [usize; 3],
+) {
+    let group = group_of(rotation);
+    let parts = rows * heads * head_dim.div_ceil(group);
+    let args = Args::default()
+        .ptr(y)
+        .of(f16)
+        .int(heads)
+        .int(head_dim)
+        .int(group)
+        .long(parts);
+    let kernel = Kernel::new("kv_rotate", "undo_rotations");
+    device.launch(&kernel, Grid::new(parts.div_ceil(4), 128), args);
 }

@@ -8,7 +8,7 @@
 //! What an expert of a mixture takes does not show in that text, whose steps of as many rows touch about as many. So
 //! steps of equal tokens, which touch few, are timed beside steps of tokens from all over the vocabulary.
 
-use crate::length::{Costs, DraftLength, Guesser};
+use crate::length::{Costs, DraftLength, Guesser, LEVELS};
 use crate::sample::Sampling;
 use crate::speculator::Speculator;
 use crate::stream::StreamOptions;
@@ -24,10 +24,29 @@ const LENGTHS: &[usize] = &[0, 3, 7, 1, 15];
 const PASSES: usize = crate::length::BELIEVED as usize;
 /// Rounds of a length that are repeated, at most, because a device runs what is new to it slower.
 const MOST_FIRST: usize = 4;
+/// Tokens of the longest drafts of several streams that are run beforehand.
+const BATCH_LENGTH: usize = 6;
 /// Rows of the steps that tell what an expert takes, at most.
 const EXPERT_ROWS: usize = 8;
 /// Steps of equal tokens, and steps of different ones, that tell it.
 const EXPERT_PASSES: usize = 6;
+
+/// Kinds of rounds of `n` streams with drafts of up to `longest` tokens: tokens that are drafted for each stream, and
+/// those of all drafts that are verified. Of several streams there are those lengths that a batch's drafts are made of, first whole
+/// and then with some drafts shorter by one, since drafts are cut.
+fn kinds(n: usize, longest: usize) -> Vec<(usize, usize)> {
+    let plain = (1, 0);
+    if n == 1 {
+        let drafts = (1..=longest).map(|length| (length, length));
+        return [plain].into_iter().chain(drafts).collect();
+    }
+    let lengths = LEVELS.into_iter();
+    let lengths = lengths.take_while(|&length| length <= longest.min(BATCH_LENGTH));
+    let whole = lengths.clone().map(|length| (length, length * n));
+    let cut = lengths.map(|length| (length, length * n - n / 2));
+    let drafts = whole.chain(cut.filter(|&(_, tokens)| tokens >= n));
+    [plain].into_iter().chain(drafts).collect()
+}
 
 impl Speculator {
     /// What rounds have cost so far.
@@ -72,6 +91,36 @@ impl Speculator {
         lengths: &[usize],
         limit: Duration,
     ) -> Result<usize, RoundError> {
+        let heads = self.n_heads().max(1);
+        let of_each = |this: &mut Self, head| {
+            let mut streams = this.open_unread(prompt, 1, head)?;
+            let result = this.time_rounds(&mut streams[0], lengths, limit / heads as u32);
+            streams.into_iter().for_each(|stream| this.close(stream));
+            result
+        };
+        self.keeping_times(|this| (0..heads).map(|head| of_each(this, head)).sum())
+    }
+
+    /// Does `work`, of which nothing but times is kept. Copies of what a text has already take no time to find, and the
+    /// text may have none: a head guesses all drafts.
+    fn keeping_times<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let copies = std::mem::take(&mut self.drafters.copies);
+        let watch = std::mem::take(&mut self.watch);
+        let before = self.lengths.clone();
+        let result = work(self);
+        self.lengths.forget_guesses_since(&before);
+        self.watch = watch;
+        self.drafters.copies = copies;
+        result
+    }
+
+    /// `n` streams after `prompt` that nobody reads, whose drafts `head` makes.
+    fn open_unread(
+        &mut self,
+        prompt: &[u32],
+        n: usize,
+        head: usize,
+    ) -> Result<Vec<Stream>, RoundError> {
         let options = StreamOptions {
             sampling: Sampling::default(),
             max_tokens: usize::MAX,
@@ -79,29 +128,27 @@ impl Speculator {
             draft: DraftLength::Fixed(0),
             logprobs: None,
         };
-        // Copies take no time to find, and the text may have none: a head guesses all drafts.
-        let copies = std::mem::take(&mut self.drafters.copies);
-        let watch = std::mem::take(&mut self.watch);
-        let before = self.lengths.clone();
-        let heads = self.n_heads().max(1);
-        let of_each = |head| {
-            let mut stream = self.open(prompt.to_vec(), options.clone())?;
-            stream.draft_by(Some(Guesser::Head(head)));
-            stream.is_calibration = true;
-            let result = self.time_rounds(&mut stream, lengths, limit / heads as u32);
-            self.close(stream);
-            result
-        };
-        let result: Result<usize, RoundError> = (0..heads).map(of_each).sum();
-        self.lengths.forget_guesses_since(&before);
-        self.watch = watch;
-        self.drafters.copies = copies;
-        result
+        let mut streams = Vec::with_capacity(n);
+        for _ in 0..n {
+            match self.open(prompt.to_vec(), options.clone()) {
+                Ok(mut stream) => {
+                    stream.draft_by(Some(Guesser::Head(head)));
+                    stream.is_calibration = true;
+                    streams.push(stream);
+                }
+                Err(error) => {
+                    streams.into_iter().for_each(|stream| self.close(stream));
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(streams)
     }
 
-    /// Runs rounds of one stream after `prompt` with drafts of every length up to `longest`, by each head in turn, on a
-    /// device that [records steps](backend::Capabilities::records), so that no text has to wait for that. Starts no round
-    /// that would end after `limit`, if it takes as long as the one before it.
+    /// Runs rounds with drafts of every length up to `longest`, by each head in turn, on a device that [records
+    /// steps](backend::Capabilities::records), so that no text has to wait for that: of one stream after `prompt`, then of
+    /// as many streams as there may be, of two, and of the numbers between. One stream has the time `limit`, and the
+    /// others together have twice that: no round starts that would end later, if it takes as long as the one before it.
     ///
     /// # Errors
     ///
@@ -119,9 +166,77 @@ impl Speculator {
         if !self.b.capabilities().records {
             return Ok(());
         }
-        // Short drafts come most often, so they are first. Lengths that were timed at this start are recorded already.
-        let lengths: Vec<usize> = (0..=longest).collect();
-        self.time_heads(prompt, &lengths, limit)?;
+        let most = self.memory.size().sequences;
+        let fewer = (2..most).map(|n| if n == 2 { 2 } else { most + 2 - n });
+        let numbers = [1, most].into_iter().take(most).chain(fewer);
+        let (start, mut deadline) = (Instant::now(), limit);
+        for n in numbers {
+            for head in 0..self.n_heads().max(1) {
+                let done = self.keeping_times(|this| {
+                    let mut streams = this.open_unread(prompt, n, head)?;
+                    let result = this.run_kinds(&mut streams, &kinds(n, longest), start, deadline);
+                    streams.into_iter().for_each(|stream| this.close(stream));
+                    result
+                });
+                match done {
+                    // The memory may be for fewer whole texts.
+                    Err(RoundError::Memory(_)) => break,
+                    done => done?,
+                }
+            }
+            deadline = 3 * limit;
+        }
+        Ok(())
+    }
+
+    /// Runs rounds of `streams` until a device has recorded what rounds of these kinds do: tokens that are drafted for each
+    /// stream, and those of all drafts that are verified. Starts no round that would end after `limit` from `start` on.
+    fn run_kinds(
+        &mut self,
+        streams: &mut [Stream],
+        kinds: &[(usize, usize)],
+        start: Instant,
+        limit: Duration,
+    ) -> Result<(), RoundError> {
+        let size = self.memory.size();
+        let (chunk, context) = (size.step_rows, size.context);
+        let (n, has_heads) = (streams.len(), !self.drafters.heads.is_empty());
+        let (mut drafted, mut repeated, mut last) = (None, 0, Duration::ZERO);
+        let mut kinds = kinds.iter().copied().peekable();
+        while let Some(&kind) = kinds.peek()
+            && streams.iter().all(|stream| stream.finish().is_none())
+            && start.elapsed() + last <= limit
+        {
+            let (began, (length, tokens)) = (start.elapsed(), kind);
+            for stream in &mut *streams {
+                stream.options.draft = DraftLength::Fixed(length);
+            }
+            let mut all: Vec<&mut Stream> = streams.iter_mut().collect();
+            self.round(&mut all, chunk)?;
+            // Drafts are verified in the round behind theirs.
+            if drafted == Some(kind) {
+                repeated += 1;
+                if !self.ran_first || repeated > MOST_FIRST {
+                    kinds.next();
+                    repeated = 0;
+                }
+            }
+            let mut left = tokens;
+            for (i, stream) in streams.iter_mut().enumerate() {
+                let own = left.div_ceil(n - i);
+                if !has_heads && !stream.output().is_empty() && stream.finish().is_none() {
+                    // Whose tokens they are does not matter to the target's time.
+                    stream.draft = vec![stream.tokens[0]; own.min(stream.draft_room(context))];
+                }
+                let own = own.min(stream.draft.len());
+                stream.cut_draft(own);
+                left -= own;
+            }
+            // Prompts may take several rounds.
+            let has_begun = streams.iter().all(|stream| !stream.output().is_empty());
+            drafted = (has_begun && left == 0).then_some(kind);
+            last = start.elapsed() - began;
+        }
         Ok(())
     }
 

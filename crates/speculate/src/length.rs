@@ -90,6 +90,7 @@ impl Lengths {
     pub(crate) fn on_device(records: bool) -> Self {
         Lengths {
             records,
+            costs: Costs::counted(records),
             ..Lengths::default()
         }
     }
@@ -144,7 +145,8 @@ impl Lengths {
         let experts = next.unions.as_ref().map(|unions| unions.of(plans));
         let verify = |rows: f64| {
             let rows = rows as usize;
-            self.costs.verify_ms(next.context, rows, experts)
+            self.costs
+                .verify_ms(next.context, plans.len(), (rows, experts))
         };
         let (low, share) = (rows.floor(), rows.fract());
         let mut ms = verify(low);
@@ -450,7 +452,7 @@ impl Lengths {
 }
 
 /// Lengths that the drafts of a batch are made of on a device that records steps.
-const LEVELS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+pub(crate) const LEVELS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
 /// Gives the drafts that one head makes for several streams one length, where they may be cut afterwards: the head takes
 /// little longer for them, and which guesses are worth a row shows better once they are made. On a device that `records`

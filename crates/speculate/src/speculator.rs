@@ -80,6 +80,12 @@ impl Speculator {
         &*self.target
     }
 
+    /// Whether the device has [recorded](backend::Record::is_recorded) the step that verifies `rows` rows of `streams`
+    /// streams.
+    pub fn is_recorded(&self, rows: usize, streams: usize) -> bool {
+        self.b.is_recorded(self.key.part("verify"), rows, streams)
+    }
+
     /// The device that the target runs on.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.b

@@ -29,11 +29,14 @@ fn attention(first: bool, file: &'static str, format: KvFormat, head: usize) -> 
         _ if first => 4,
         _ => 2,
     };
+    let is_packed = |f: &quant::KvRowFormat| !matches!(f.layout, quant::KvLayout::Plain(_));
+    let blocks = 1 + usize::from(is_packed(format.k) && is_packed(format.v));
     let mut kernel = with(file, &format_defines(format));
     kernel.defines.extend([
         ("TENSOR_CORES", usize::from(head > 0)),
         ("HEAD_DIM", head),
         ("HEAD_COLUMNS", head),
+        ("BLOCKS", blocks),
         ("STAGES", stages),
     ]);
     kernel
@@ -137,7 +140,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("choose_noise", 40, 2700),
     ("choose_best", 40, 1300),
     ("attend_near", 48, 700),
-    ("rotate_heads", 40, 1600),
+    ("undo_rotations", 40, 1600),
     ("attention_decode_pages", 168, 2900),
     ("attention_decode", 232, 5500),
     ("attention_pipelined", 200, 7400),

@@ -127,7 +127,7 @@ pub struct CostPoint {
     pub head: usize,
     /// The binary logarithm of the context, rounded down; shorter contexts than 2,048 tokens share one.
     pub octave: u32,
-    /// Streams of the round; 0 for a step of the target, which takes its time by rows alone.
+    /// Streams of the round; 0 for a step of the target, where that takes its time by rows alone.
     pub streams: usize,
     /// Rows of the step, or tokens of the draft.
     pub count: usize,
@@ -153,8 +153,10 @@ impl CostPoint {
 /// the nearest number of streams, stand in.
 #[derive(Clone, Debug, Default)]
 pub struct Costs {
-    /// The target's time by octave of context, then rows.
+    /// The target's time by octave of context, and by streams where it depends on them, then by rows.
     verify: BTreeMap<Kind, Curve>,
+    /// Whether the target's time depends on how many streams the rows are of.
+    by_streams: bool,
     /// Each head's time by octave of context and streams, then by the tokens that it guesses.
     draft: [BTreeMap<Kind, Curve>; MAX_HEADS],
     /// Each head's time in rounds whose drafts are all of others, by octave of context and streams, then by
@@ -165,13 +167,26 @@ pub struct Costs {
     rounds: u64,
 }
 
-/// Octave of context, and streams: 0 for the target's time.
+/// Octave of context, and streams: 0 for the target's time, where it depends on rows alone.
 type Kind = (u32, usize);
 
 impl Costs {
+    /// No times yet, of a device on which a step of the target takes its time `by_streams` as well as by rows: one that
+    /// works on streams side by side takes longer for eight rows of one stream than for one row of eight.
+    pub(super) fn counted(by_streams: bool) -> Self {
+        Costs {
+            by_streams,
+            ..Costs::default()
+        }
+    }
+
     /// What [`Costs::points`] said.
     pub fn of_points(points: &[CostPoint]) -> Self {
-        let mut costs = Costs::default();
+        let mut costs = Costs::counted(
+            points
+                .iter()
+                .any(|point| point.of == CostOf::Verify && point.streams > 0),
+        );
         for point in points.iter().filter(|point| point.head < MAX_HEADS) {
             let known = Point {
                 ms: point.ms(),
@@ -247,7 +262,8 @@ impl Costs {
             self.learn_expert((octave, cost.rows), experts, verify);
         }
         let touched = self.touched(cost.experts);
-        let curve = entry(&mut self.verify, (octave, 0), Curve::default);
+        let kind = self.step_kind(cost.context, cost.streams);
+        let curve = entry(&mut self.verify, kind, Curve::default);
         curve.learn(cost.rows, verify, touched, self.rounds);
         for (head, time) in cost.heads() {
             let (curves, count) = match cost.drafts.of_head(head) {
@@ -280,6 +296,11 @@ impl Costs {
         self.expert.ms()
     }
 
+    /// Which steps of the target share their times.
+    fn step_kind(&self, context: usize, streams: usize) -> Kind {
+        (octave(context), if self.by_streams { streams } else { 0 })
+    }
+
     fn touched(&self, experts: Option<f64>) -> Touched {
         experts.map(|experts| (experts, self.expert.ms()))
     }
@@ -287,7 +308,7 @@ impl Costs {
     /// Milliseconds of a round of `streams` streams without drafts, if one like it was seen of
     /// late.
     pub fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
-        let curve = nearest(&self.verify, (octave(context), 0))?;
+        let curve = nearest(&self.verify, self.step_kind(context, streams))?;
         let fresh = |p: &Point| p.last + STALE > self.rounds;
         curve
             .0
@@ -324,7 +345,8 @@ impl Costs {
             let (curves, count) = self.drafting(head, drafts);
             seen(curves.get(&(octave, streams)), count)
         };
-        seen(self.verify.get(&(octave, 0)), rows) && drafting.into_iter().all(is_known)
+        seen(self.verify.get(&self.step_kind(context, streams)), rows)
+            && drafting.into_iter().all(is_known)
     }
 
     /// What [`Costs::usual`] and, of that, [`Costs::draft_ms`] say of a round like this one, if such rounds were timed
@@ -339,7 +361,7 @@ impl Costs {
             ..
         } = *cost;
         let octave = octave(context);
-        let verify = self.verify.get(&(octave, 0))?;
+        let verify = self.verify.get(&self.step_kind(context, streams))?;
         let verify = verify.believed(rows, self.touched(experts))?;
         let is_idle = drafts.guessed() == 0;
         let mut drafting = 0.0;
@@ -366,13 +388,18 @@ impl Costs {
         (rows, experts): (usize, Option<f64>),
         drafts: Longest,
     ) -> f64 {
-        self.verify_ms(context, rows, experts) + self.draft_ms(context, streams, drafts)
+        self.verify_ms(context, streams, (rows, experts)) + self.draft_ms(context, streams, drafts)
     }
 
-    /// Milliseconds that the target usually takes for `rows` rows that touch so many `experts`, or as many as usual; 0
-    /// where no round was timed.
-    pub fn verify_ms(&self, context: usize, rows: usize, experts: Option<f64>) -> f64 {
-        let curve = nearest(&self.verify, (octave(context), 0));
+    /// Milliseconds that the target usually takes for `rows` rows of `streams` streams that touch so many `experts`, or
+    /// as many as usual; 0 where no round was timed.
+    pub fn verify_ms(
+        &self,
+        context: usize,
+        streams: usize,
+        (rows, experts): (usize, Option<f64>),
+    ) -> f64 {
+        let curve = nearest(&self.verify, self.step_kind(context, streams));
         curve.map_or(0.0, |curve| curve.at(rows, self.touched(experts)))
     }
 
@@ -456,15 +483,15 @@ mod tests {
         assert_eq!(costs.usual(60_000, 2, (3, None), three), 12.0 + 3.0);
         // The first time measured there replaces the guess at its place, and no other.
         costs.learn(&cost(1, 1, 60_000, (30, 0)));
-        assert_eq!(costs.verify_ms(60_000, 1, None), 30.0);
-        assert_eq!(costs.verify_ms(60_000, 5, None), 14.0);
-        assert_eq!(costs.verify_ms(100, 1, None), 10.0);
+        assert_eq!(costs.verify_ms(60_000, 1, (1, None)), 30.0);
+        assert_eq!(costs.verify_ms(60_000, 1, (5, None)), 14.0);
+        assert_eq!(costs.verify_ms(100, 1, (1, None)), 10.0);
         let one = Longest::default();
         assert!(costs.is_believed(100, 1, 1, one) && !costs.is_believed(60_000, 1, 1, one));
         // A shorter context than all that were timed has the times of the shortest.
         let mut long = Costs::default();
         long.learn(&cost(1, 1, 60_000, (30, 0)));
-        assert_eq!(long.verify_ms(5, 1, None), 30.0);
+        assert_eq!(long.verify_ms(5, 1, (1, None)), 30.0);
     }
 
     #[test]
@@ -487,8 +514,8 @@ mod tests {
         assert_eq!(again.plain_step(100, 1), costs.plain_step(100, 1));
         for rows in 1..12 {
             assert_eq!(
-                again.verify_ms(100, rows, None),
-                costs.verify_ms(100, rows, None)
+                again.verify_ms(100, 1, (rows, None)),
+                costs.verify_ms(100, 1, (rows, None))
             );
         }
         assert!(again.is_believed(100, 1, 4, cost(1, 4, 0, (0, 0)).drafts));
@@ -516,7 +543,7 @@ mod tests {
         );
         for (rows, experts) in [(1, 22.0), (4, 20.0), (6, 36.0), (8, 50.0)] {
             let want = mixture(rows, experts).verify.as_secs_f64() * 1e3;
-            let got = costs.verify_ms(100, rows, Some(experts));
+            let got = costs.verify_ms(100, 1, (rows, Some(experts)));
             assert!(
                 (got - want).abs() < 0.05,
                 "{got} of {want}: {rows} rows, {experts}"
@@ -525,8 +552,8 @@ mod tests {
         let again = Costs::of_points(&costs.points());
         assert_eq!(again.points(), costs.points());
         let (now, before) = (
-            again.verify_ms(100, 4, Some(20.0)),
-            costs.verify_ms(100, 4, Some(20.0)),
+            again.verify_ms(100, 1, (4, Some(20.0))),
+            costs.verify_ms(100, 1, (4, Some(20.0))),
         );
         // Experts are remembered as whole ones.
         assert!((now - before).abs() < 0.05, "{now} of {before}");
@@ -550,8 +577,8 @@ mod tests {
             "{}",
             costs.expert_ms()
         );
-        assert_eq!(costs.verify_ms(100, 8, None), 6.0);
-        let fewer = costs.verify_ms(100, 8, Some(10.0));
+        assert_eq!(costs.verify_ms(100, 1, (8, None)), 6.0);
+        let fewer = costs.verify_ms(100, 1, (8, Some(10.0)));
         assert!((fewer - 4.0).abs() < 0.4, "{fewer}");
     }
 }

@@ -28,7 +28,9 @@ pub(crate) struct Drafted<'a> {
     pub(crate) tokens: usize,
     /// The first of these, which a constraint left no choice about.
     pub(crate) given: usize,
-    /// How sure the drafter is of each token; empty where the draft is not to be cut.
+    /// Whether it may be cut.
+    pub(crate) may_be_cut: bool,
+    /// How sure the drafter is of each token; empty where it does not say.
     pub(crate) confidences: &'a [f32],
 }
 
@@ -90,7 +92,7 @@ impl Lengths {
             return all;
         }
         let chances: Vec<Vec<f64>> = drafts.iter().map(|draft| self.chances(draft)).collect();
-        let can_cut = |i: usize| !drafts[i].confidences.is_empty();
+        let can_cut = |i: usize| drafts[i].may_be_cut;
         let mut kept: Vec<usize> = (0..drafts.len())
             .map(|i| {
                 if can_cut(i) {
@@ -111,7 +113,7 @@ impl Lengths {
             let plans: Vec<Plan> = plans.collect();
             let experts = next.unions.as_ref().map(|unions| unions.of(&plans));
             let rows = kept.len() + kept.iter().sum::<usize>();
-            let verify = self.costs.verify_ms(context, rows, experts);
+            let verify = self.costs.verify_ms(context, kept.len(), (rows, experts));
             drafting + verify * if is_recorded(rows) { 1.0 } else { RECORDING }
         };
         let mut reached: Vec<f64> = (0..drafts.len())
@@ -214,6 +216,7 @@ mod tests {
             },
             tokens: confidences.len(),
             given,
+            may_be_cut: true,
             confidences,
         }
     }

@@ -64,14 +64,22 @@ impl Speculator {
         Ok((longest, times))
     }
 
-    /// Cuts drafts where the drafter itself is so unsure that the guesses are not worth their rows.
+    /// Cuts drafts where the drafter itself is so unsure that the guesses are not worth their rows; copies, too, on a device
+    /// that records steps, so that it has fewer kinds of them.
     fn cut_drafts(
         &mut self,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
         limits: &[DraftLimit],
     ) {
-        let is_cut = |stream: &Stream| !stream.confidences.is_empty() && stream.may_be_cut();
+        let records = self.b.capabilities().records;
+        let is_cut = |stream: &Stream| {
+            let is_told = match stream.guesser {
+                Guesser::Head(_) => !stream.confidences.is_empty(),
+                Guesser::Ngram => records && !stream.draft.is_empty(),
+            };
+            is_told && stream.may_be_cut()
+        };
         if !streams.iter().any(|stream| is_cut(stream)) {
             return;
         }
@@ -85,23 +93,24 @@ impl Speculator {
             plan: limits[i].plan,
             tokens: streams[i].draft.len(),
             given: streams[i].given.len(),
-            confidences: match is_cut(streams[i]) {
-                true => &streams[i].confidences,
-                false => &[],
+            may_be_cut: is_cut(streams[i]),
+            confidences: match (is_cut(streams[i]), streams[i].guesser) {
+                (true, Guesser::Head(_)) => &streams[i].confidences,
+                _ => &[],
             },
         };
         let drafted: Vec<Drafted<'_>> = going.iter().map(drafted).collect();
-        let key = self.key.part("verify");
-        let is_recorded = |rows| self.b.is_recorded(key, rows, going.len());
+        let is_recorded = |rows| self.is_recorded(rows, going.len());
         let worth = self.lengths.worth(&drafted, &is_recorded);
         for (i, n) in going.into_iter().zip(worth) {
             let stream = &mut streams[i];
-            if let (Guesser::Head(head), true) = (stream.guesser, is_cut(stream)) {
-                if stream.given.is_empty() {
-                    self.lengths.cut(head, stream.draft.len(), n);
-                }
-                stream.cut_draft(n);
+            if !is_cut(stream) {
+                continue;
             }
+            if let (Guesser::Head(head), true) = (stream.guesser, stream.given.is_empty()) {
+                self.lengths.cut(head, stream.draft.len(), n);
+            }
+            stream.cut_draft(n);
         }
     }
 

@@ -81,7 +81,7 @@ impl Fit {
     /// Milliseconds of the target.
     pub(super) fn verify_ms(&self, kind: Kind) -> f64 {
         let context = self.near(kind.context);
-        self.scale * self.costs.verify_ms(context, kind.rows, None)
+        self.scale * self.costs.verify_ms(context, 1, (kind.rows, None))
     }
 
     /// Milliseconds of the drafter.
