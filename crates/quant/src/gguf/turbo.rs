@@ -25,7 +25,7 @@ const W3: [f32; 8] = [
 
 /// Where the nearest of [`W3`] changes.
 const BETWEEN3: [f32; 7] = [
-    -1.644041, -1.015870, -0.493925, -0.008701, 0.477664, 1.001363, 1.633223,
+    -1.644041, -1.01587, -0.493925, -0.008701, 0.477664, 1.001363, 1.633223,
 ];
 
 const LEVELS3: [i8; 8] = [-113, -73, -42, -14, 13, 41, 72, 112];
@@ -163,7 +163,7 @@ fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
 /// The code of the level that is nearest to `x`; the last one if `x` is no number. Counts, because
 /// that takes no branches.
 fn nearest<const N: usize>(between: &[f32; N], x: f32) -> usize {
-    between.iter().map(|&b| usize::from(!(x < b))).sum()
+    N - between.iter().map(|&b| usize::from(x < b)).sum::<usize>()
 }
 
 /// What values are divided by, as a factor.
