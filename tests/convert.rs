@@ -4,7 +4,7 @@
 
 use backend::{Backend, Batch, Store};
 use cache::{KeptSize, Memory, MemorySize};
-use convert::{Growth, Quantize, convert, inflate};
+use convert::{Growth, Pins, Quantize, convert, inflate};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{
     ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, encode, load_target,
@@ -301,6 +301,7 @@ fn codes_are_converted_to_what_they_stand_for() {
         let plain = Quantize {
             format: &quant::F32,
             own: vec![("*".into(), Some(&quant::F32))],
+            pins: Pins::of(&quant::F32),
         };
         let recipe = plain.apply(convert(&coded).unwrap());
         let made = recipe.checkpoint(&mut |_, _| {}).unwrap();

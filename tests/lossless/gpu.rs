@@ -10,6 +10,7 @@ use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::{self, assert_lossless_over_splits};
 use crate::media::{SEEING, assert_pictures_change_nothing};
 use crate::mixed::assert_mixed_batches_hold;
+use crate::packed::assert_lossless_with_rotated_weights;
 use crate::pooled::assert_vectors_hold;
 use crate::preempt::assert_preemption_changes_nothing;
 use crate::reuse::assert_reuse_changes_nothing;
@@ -50,6 +51,12 @@ fn speculation_never_changes_a_token_on_a_gpu() {
             scope.spawn(move || assert_lossless_on_a_gpu(s, subject));
         }
     });
+}
+
+#[test]
+fn speculation_never_changes_a_token_with_rotated_weights_on_a_gpu() {
+    let Some(gpu) = gpu() else { return };
+    assert_lossless_with_rotated_weights(&[gpu.clone(), gpu]);
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod kept;
 mod long;
 mod media;
 mod mixed;
+mod packed;
 mod pooled;
 mod preempt;
 mod reuse;

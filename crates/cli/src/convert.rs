@@ -2,10 +2,11 @@
 
 use crate::args::{Container as Kind, ConvertArgs, OutputArgs};
 use crate::{model, progress, resolve};
-use ::convert::{Container, ConvertError, Growth, Quantize, Recipe, convert, inflate};
+use ::convert::{Container, ConvertError, Growth, Pins, Quantize, Recipe, convert, inflate};
 use anyhow::{Result, anyhow, bail};
 use engine::Source;
 use quant::Format;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weights::Checkpoint;
@@ -39,6 +40,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         quantize: args.quant.map(|format| Quantize {
             format,
             own: args.tensor.clone(),
+            pins: args.pin.unwrap_or_else(|| Pins::of(format)),
         }),
         quiet: output.quiet,
     };
@@ -132,11 +134,12 @@ impl Job<'_> {
 
     /// Writes `recipe` in the formats asked for, and says what was written.
     fn write(&self, mut recipe: Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
-        let mut kept = None;
+        let (mut kept, mut pinned) = (None, None);
         let has_tower = self.container == Container::Gguf && recipe.leave_towers_out();
         let recipe = match &self.quantize {
             Some(quantize) => {
                 kept = misfits(quantize, &recipe);
+                pinned = pinned_as(quantize, &recipe);
                 quantize.apply(recipe)
             }
             None => recipe,
@@ -158,8 +161,8 @@ impl Job<'_> {
                 "the tower for pictures and sounds is left out: GGUF models have it in a file of its own, an mmproj, which is not written here (--mmproj FILE uses one)"
             );
         }
-        if let Some(kept) = kept {
-            say!("{kept}");
+        for line in [pinned, kept].into_iter().flatten() {
+            say!("{line}");
         }
         let weights: usize = recipe.items.iter().map(|i| i.rows() * i.cols()).sum();
         say!(
@@ -210,6 +213,23 @@ fn misfits(quantize: &Quantize, recipe: &Recipe<'_>) -> Option<String> {
         format.block,
         format.name,
         shown.join(", ")
+    ))
+}
+
+/// How many matrices of `recipe` are pinned and how they are stored, in one line, if there are any.
+fn pinned_as(quantize: &Quantize, recipe: &Recipe<'_>) -> Option<String> {
+    let pinned = quantize.pinned(recipe);
+    let formats: BTreeSet<_> = pinned.iter().map(|(_, format)| format.name).collect();
+    let formats: Vec<_> = formats.into_iter().collect();
+    let matrices = match pinned.len() {
+        0 => return None,
+        1 => "1 matrix is".to_owned(),
+        n => format!("{n} matrices are"),
+    };
+    Some(format!(
+        "{matrices} stored finer, as {} (--pin {})",
+        formats.join(" and "),
+        quantize.pins.name
     ))
 }
 

@@ -313,6 +313,7 @@ mod tests {
         ("dry-run", "serve", "a plan instead of a server"),
         ("quant", "convert", "the format written"),
         ("tensor", "convert", "the format of single tensors"),
+        ("pin", "convert", "the format of some tensors"),
         ("format", "convert", "the container written"),
         ("tokenizer", "convert", "the GGUF file's vocabulary"),
         ("inflate", "convert", "shapes"),

@@ -4,6 +4,7 @@
 //! decides. What no line names is quantized as the user asks, if it is a matrix
 //! whose rows are whole blocks; vectors and integers stay as stored.
 
+use crate::pins::{Pins, finer};
 use crate::{Data, Item, Recipe};
 use quant::{Format, Scalar};
 
@@ -87,14 +88,18 @@ pub struct Quantize {
     /// The user's own lines, before those of [`POLICY`]: pattern and format, or
     /// none for "as stored".
     pub own: Vec<(String, Option<&'static Format>)>,
+    /// Matrices that are stored finer, unless `own` or [`POLICY`] names them.
+    pub pins: Pins,
 }
 
 impl Quantize {
-    /// Quantizes to `format` all matrices that [`POLICY`] does not except.
+    /// Quantizes to `format` all matrices that [`POLICY`] does not except, with the format's own
+    /// [`Pins`].
     pub fn new(format: &'static Format) -> Self {
         Quantize {
             format,
             own: Vec::new(),
+            pins: Pins::of(format),
         }
     }
 
@@ -125,38 +130,47 @@ impl Quantize {
         recipe.items.iter().filter_map(misfit).collect()
     }
 
+    /// The matrices of `recipe` that [`Quantize::pins`] has stored finer: name and format.
+    pub fn pinned<'r>(&self, recipe: &'r Recipe<'_>) -> Vec<(&'r str, &'static Format)> {
+        let pinned = |item: &'r Item<'_>| {
+            let format = self.format_of(item)?;
+            let bare = Quantize {
+                pins: Pins::NONE,
+                ..self.clone()
+            };
+            (bare.format_of(item) != Some(format)).then_some((item.name.as_str(), format))
+        };
+        recipe.items.iter().filter_map(pinned).collect()
+    }
+
     /// The format asked for `item`; none if it stays as stored, as all but matrices do.
     fn format_of(&self, item: &Item<'_>) -> Option<&'static Format> {
         let is_matrix = item.shape.len() > 1 && matches!(item.data, Data::Matrix { .. });
-        is_matrix.then(|| self.format_named(&item.name))?
+        is_matrix.then(|| self.format_named(&item.name, item.cols()))?
     }
 
-    /// The format asked for a matrix called `name`; none if it stays as stored.
-    fn format_named(&self, name: &str) -> Option<&'static Format> {
+    /// The format asked for a matrix called `name` with rows of `cols` columns; none if it stays as
+    /// stored.
+    fn format_named(&self, name: &str, cols: usize) -> Option<&'static Format> {
         let fits = |pattern: &str| matches(pattern, name);
         match self.own.iter().find(|(pattern, _)| fits(pattern)) {
             Some((_, own)) => *own,
             None => match POLICY.iter().find(|(pattern, ..)| fits(pattern)) {
                 Some((_, Treatment::Stored, _)) => None,
-                Some((_, Treatment::Eight, _)) => Some(eight(self.format)),
-                _ => Some(self.format),
+                Some((_, Treatment::Eight, _)) => {
+                    Some(finer(self.format, 8, cols).unwrap_or(self.format))
+                }
+                _ => self
+                    .pins
+                    .format(name, cols, self.format)
+                    .or(Some(self.format)),
             },
         }
     }
 }
 
-/// The relative of `format` with 8 bits; `format` itself if it has as many.
-fn eight(format: &'static Format) -> &'static Format {
-    let relative = match format.layout {
-        quant::WeightLayout::Affine { bits, group } if bits < 8 => quant::affine(8, group.into()),
-        quant::WeightLayout::Block { cols, bytes } if bytes < cols => quant::format("q8_0"),
-        _ => None,
-    };
-    relative.unwrap_or(format)
-}
-
 /// Whether `name` is `pattern`, in which `*` stands for anything.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
         Some((start, rest)) => name.strip_prefix(start).is_some_and(|name| {
@@ -176,7 +190,7 @@ mod tests {
     fn the_first_line_that_fits_decides() {
         let q4 = quant::affine(4, 64).unwrap();
         let mut quantize = Quantize::new(q4);
-        let format = |q: &Quantize, name: &str| q.format_named(name).map(|f| f.name);
+        let format = |q: &Quantize, name: &str| q.format_named(name, 512).map(|f| f.name);
         for (name, expected) in [
             ("layers.0.mlp.gate_proj.weight", Some("affine4-g64")),
             ("embed_tokens.weight", Some("affine4-g64")),
@@ -189,6 +203,16 @@ mod tests {
             ("visual.blocks.0.attn.qkv.weight", None),
         ] {
             assert_eq!(format(&quantize, name), expected, "{name}");
+        }
+        let pinned = Quantize::new(quant::format("tq4_1s").unwrap());
+        for (name, expected) in [
+            ("mtp.layers.0.mlp.up_proj.weight", Some("q8_0")),
+            ("mtp.fc.weight", None),
+            ("layers.0.mlp.gate.weight", Some("q8_0")),
+            ("layers.0.self_attn.k_proj.weight", Some("q6_k")),
+            ("layers.0.self_attn.v_proj.weight", Some("tq4_1s")),
+        ] {
+            assert_eq!(format(&pinned, name), expected, "{name}");
         }
         quantize.own = vec![("mtp.fc.*".into(), Some(q4)), ("layers.0.*".into(), None)];
         assert_eq!(format(&quantize, "mtp.fc.weight"), Some("affine4-g64"));

@@ -7,7 +7,7 @@ use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
     Matrix, NearAttention, Ops, Record, Reference, Rope, Sample, Store, Tensor, conformance,
 };
-use quant::{Format, Mapping, Owned, Scalar, Stored, WeightLayout};
+use quant::{Format, Mapping, Owned, Scalar, Stored, WeightLayout, Zero};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -133,6 +133,90 @@ fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows()
                 }
             }
         }
+    }
+}
+
+/// How far a product of rounded activations may be from the exact one with decoded weights, where
+/// columns are rotated:
+///
+/// ```text
+/// Σ_g scale_g Σ_c |step level[c] − W[c]| |R x|_c + |level[c]| d_g / 2
+/// ```
+///
+/// what integer levels are off, and what activations are rounded by; and the rounding of sums.
+#[test]
+fn products_of_rotated_columns_are_near_those_of_decoded_weights() {
+    let rotated = noisy().filter(|f| f.codes().is_some_and(|c| c.rotated.is_some()));
+    let mut seen = 0;
+    for format in rotated {
+        let (cols, view) = (640, format.codes().unwrap());
+        let turned = view.rotated.unwrap();
+        let Zero::Levels(levels) = view.zero else {
+            panic!("levels");
+        };
+        let w = noise(format, cols);
+        let values = w.view().to_f32();
+        for seed in [7919, 104_729, 31] {
+            let x: Vec<f32> = (0..cols)
+                .map(|i| ((i * seed % 2003) as f32 - 1001.0) / 700.0)
+                .collect();
+            let mut steps = x.clone();
+            let blocks = steps.as_chunks_mut().0;
+            blocks.iter_mut().for_each(|x| turned.turn(x));
+            for row in 0..19 {
+                let of_row = &values[row * cols..][..cols];
+                let exact: f64 = of_row
+                    .iter()
+                    .zip(&x)
+                    .map(|(&w, &x)| f64::from(w) * f64::from(x))
+                    .sum();
+                let (mut codes, mut scales) = (vec![0; cols], vec![0.0; cols / 16]);
+                let mut biases = scales.clone();
+                format.unpack(w.view().row(row), &mut codes, &mut scales, &mut biases);
+                let (mut bound, mut size) = (0.0, 0.0);
+                for (g, x) in steps.chunks_exact(16).enumerate() {
+                    let d = x.iter().fold(0.0f32, |top, x| top.max(x.abs())) / 127.0;
+                    for (x, &code) in x.iter().zip(&codes[16 * g..]) {
+                        let code = usize::from(code);
+                        let level = f32::from(levels[code]);
+                        let off = (level - turned.levels[code] / turned.step).abs();
+                        bound +=
+                            f64::from(scales[g].abs() * (off * x.abs() + level.abs() * d / 2.0));
+                        size += f64::from((scales[g] * level * x).abs());
+                    }
+                }
+                let got = f64::from(dot_int8(format, w.view().row(row), &x));
+                let far = (got - exact).abs();
+                assert!(
+                    far <= bound + 1e-5 * size,
+                    "{}: {far} > {bound}",
+                    format.name
+                );
+                // The bound is no larger than a twentieth of what is added.
+                assert!(bound < size / 20.0, "{}: {bound} of {size}", format.name);
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, 2 * 3 * 19);
+}
+
+/// The bytes of a matrix in memory are those of its file.
+#[test]
+fn rotated_columns_are_kept_at_their_packed_size() {
+    let cpu = Cpu::on(Device::with(
+        *Detected::variants(Isa::Scalar).last().unwrap(),
+        1,
+        Activations::Int8,
+    ));
+    for (name, bits) in [("tq3_1s", 4), ("tq4_1s", 5)] {
+        let format = quant::format(name).unwrap();
+        let w = quant::encode(format, &[0.5; 32 * 640], 640, Scalar::F32);
+        let matrix = cpu.matrix(&[w.view()]);
+        assert_eq!(
+            (matrix.bytes, w.codes.len()),
+            (32 * 640 * bits / 8, 32 * 640 * bits / 8)
+        );
     }
 }
 

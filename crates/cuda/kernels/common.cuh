@@ -129,6 +129,24 @@ DEVICE u32 rescale_f16x2(float scale, float inverse_common) {
     asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(v) : "f"(scale * inverse_common));
     return v;
 }
+// Rotates each half of a tile of 64 columns, of which a warp's lanes have two neighbors each, as quant/src/rotated.rs
+// does and with its bits: D(signs), a Hadamard butterfly, 1 / sqrt(32).
+DEVICE float rotated_sign(int column) { return 0x696b4b4au >> (column & 31) & 1 ? -1.0f : 1.0f; }
+#define ROTATED_SCALE 0.17677669f
+DEVICE void rotate_tile(float &v0, float &v1) {
+    const int lane = threadIdx.x & 31;
+    const float a = v0 * rotated_sign(2 * lane), b = v1 * rotated_sign(2 * lane + 1);
+    v0 = a + b;
+    v1 = a - b;
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) {
+        const float other0 = __shfl_xor_sync(~0u, v0, step), other1 = __shfl_xor_sync(~0u, v1, step);
+        v0 = lane & step ? other0 - v0 : v0 + other0;
+        v1 = lane & step ? other1 - v1 : v1 + other1;
+    }
+    v0 *= ROTATED_SCALE;
+    v1 *= ROTATED_SCALE;
+}
 // A warp stores a tile of 64 columns, two neighbors a lane, and its scale.
 DEVICE void store_activation_tile(const Activations &out, u64 row, int tile, float v0, float v1) {
     // Floats that are not negative are in the order of their bits.

@@ -61,6 +61,16 @@ KERNEL __launch_bounds__(256) to_activations(const float *x, int cols, Activatio
                               c + 1 < cols ? x[row * cols + c + 1] : 0.0f);
     });
 }
+// The same for weights whose columns were rotated: block (chunk, row).
+KERNEL __launch_bounds__(256) rotate_to_activations(const float *x, int cols, Activations h) {
+    pdl_sync();
+    const u64 row = blockIdx.y;
+    for_pair_of_chunk(blockIdx.x, cols, [&](int c) {
+        float v0 = c < cols ? x[row * cols + c] : 0.0f, v1 = c + 1 < cols ? x[row * cols + c + 1] : 0.0f;
+        rotate_tile(v0, v1);
+        store_activation_tile(h, row, c / 64, v0, v1);
+    });
+}
 
 // x / sqrt(mean(x²) + eps) * weight over runs of `width`; a block a run.
 KERNEL __launch_bounds__(1024, 1)

@@ -14,7 +14,17 @@ KERNEL embed(const u8 *w, const u32 *tokens, Batch batch, float *y, int rows, in
     const u32 row = known_token(tokens ? tokens[at] : batch.token(at));
     const float *scales = row_tile_scales(w, rows, k_tiles);
     const u8 *tile = w + row_tile_offset(row >> 4, k_tiles) + (u64) (column / 64) * K_STRIDE;
-    y[i] = Tile::value(tile, row, column) * scales[row >> 4] * scale;
+    float v = Tile::value(tile, row, column) * scales[row >> 4];
+    if constexpr (Tile::IS_ROTATED) {
+        // Back to what was rotated: a warp has 32 columns of a row, or none, for rows are whole blocks of those.
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const float other = __shfl_xor_sync(~0u, v, step);
+            v = column & step ? other - v : v + other;
+        }
+        v *= ROTATED_SCALE * rotated_sign(column);
+    }
+    y[i] = v * scale;
 }
 
 // Random weights of about `gain` in size: a thread a word of `words`, and then the row tiles' scales.
@@ -34,6 +44,10 @@ KERNEL random_tiles(u32 *w, float gain, u64 words, u64 all) {
         // Two f16 of either sign with an exponent like the gain's.
         u32 one = f32_to_f16(gain) & 0x7c00u;
         x = (x & 0x83ff83ffu) | one | one << 16;
+    } else if constexpr (Tile::IS_ROTATED) {
+        // Any codes, and scales.
+        const u32 scale = f32_to_f16(gain);
+        x = is_code ? x : scale | scale << 16;
     } else if constexpr (Tile::IS_E4M3) {
         // Any of less than 2 in size, and scales.
         const u32 scale = f32_to_f16(512.0f * gain);

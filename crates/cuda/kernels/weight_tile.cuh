@@ -7,8 +7,9 @@
 //   activations -- load --> ActivationFragment, 64 columns --> B fragment, 16 columns +
 //
 // FORMAT: 16 plain f16; 2 3 4 5 6 8 codes of so many bits, with a scale and a bias for every GROUP (32 or 64)
-// columns; 9 f8 e4m3 with a scale. Tensor cores take weights as f16: what a code, its scale and its bias come to is
-// rounded once.
+// columns; 9 f8 e4m3 with a scale; 13 14 codes of 3 and 4 bits for levels, with a scale for every 16 columns, which
+// were rotated before (quant/src/rotated.rs), as the activations of such weights are. Tensor cores take weights as f16:
+// what a code, its scale and its bias come to is rounded once.
 //
 // Order of a sum. K is cut into `slices` of `tiles_per_slice` tiles (sliced-K: split-K among the warps of a block).
 // In a slice, one accumulator sums ascending products of 16 columns, of activations that have been brought to a scale
@@ -62,13 +63,22 @@ DEVICE u32 load_4(const void *p) {
     return SHARED ? *(const u32 *) p : load_streaming_4(p);
 }
 
+// Levels in f16, of FORMAT 13 and 14: the low bytes of eight, then the high ones. Of 16 levels those above 0; the first
+// half has the same sizes, the largest first.
+#ifndef LEVELS_LOW_0
+#define LEVELS_LOW_0 0
+#define LEVELS_LOW_4 0
+#define LEVELS_HIGH_0 0
+#define LEVELS_HIGH_4 0
+#endif
+
 // A lane's words of codes.
 template <int WORDS>
 struct CodeRegisters {
     u32 codes[WORDS];
 };
 // Scale words by group: of row g, and of row g + 8 in the next word (code formats: f16 scale and bias) or in the upper
-// half (e4m3). Plain weights have none.
+// half (e4m3 and levels). Plain weights have none.
 template <int GROUPS, int WORDS>
 struct ScaleRegisters {
     u32 scales[GROUPS][WORDS];
@@ -79,28 +89,32 @@ struct ScaleRegisters<GROUPS, 0> {};
 // A packed tile, as one lane (g = lane / 4, t = lane % 4) holds it: of the rows g and g + 8, 16 columns each.
 template <int BITS, int GROUP_COLUMNS>
 struct TileLayout {
-    static constexpr bool IS_PLAIN = BITS == 16, IS_E4M3 = BITS == 9;
-    static constexpr int CODE_WORDS = IS_E4M3 ? 8 : BITS; // of a lane
-    static constexpr int GROUPS = IS_PLAIN ? 1 : 64 / GROUP_COLUMNS;
-    static constexpr int SCALE_WORDS = IS_PLAIN ? 0 : IS_E4M3 ? 1 : 2;
-    static constexpr int CODE_BYTES = CODE_WORDS * 128, SCALE_BYTES = GROUPS * 8 * SCALE_WORDS * 4;
+    static constexpr bool IS_PLAIN = BITS == 16, IS_E4M3 = BITS == 9, IS_ROTATED = BITS == 13 || BITS == 14;
+    static constexpr int CODE_BITS = IS_ROTATED ? BITS - 10 : BITS;
+    static constexpr int CODE_WORDS = IS_E4M3 ? 8 : CODE_BITS; // of a lane
+    // Of a lane: of rotated columns one of the two in either half of the tile.
+    static constexpr int GROUPS = IS_PLAIN ? 1 : IS_ROTATED ? 2 : 64 / GROUP_COLUMNS;
+    static constexpr int SCALE_WORDS = IS_PLAIN ? 0 : IS_E4M3 || IS_ROTATED ? 1 : 2;
+    static constexpr int CODE_BYTES = CODE_WORDS * 128, SCALE_BYTES = (IS_ROTATED ? 4 : GROUPS) * 8 * SCALE_WORDS * 4;
     static constexpr int BYTES = CODE_BYTES + SCALE_BYTES;
 };
 template <int BITS, int GROUP_COLUMNS, class L = TileLayout<BITS, GROUP_COLUMNS>>
 struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L::SCALE_WORDS> {
     using L::BYTES;
+    using L::CODE_BITS;
     using L::CODE_BYTES;
     using L::CODE_WORDS;
     using L::GROUPS;
     using L::IS_E4M3;
     using L::IS_PLAIN;
+    using L::IS_ROTATED;
     using L::SCALE_BYTES;
     using CodeRegisters<L::CODE_WORDS>::codes;
 
     template <bool SHARED = false>
     DEVICE static PackedTile load(const u8 *tile, int lane) {
         PackedTile v;
-        if constexpr (BITS >= 4) {
+        if constexpr (CODE_BITS >= 4) {
             constexpr int vectors = CODE_WORDS / 4; // of 16 bytes
 #pragma unroll
             for (int i = 0; i < vectors; i++) {
@@ -116,13 +130,14 @@ struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L
         } else {
             const uint2 c = load_8<SHARED>(tile + lane * 8);
             v.codes[0] = c.x, v.codes[1] = c.y;
-            if constexpr (BITS == 3) v.codes[2] = load_4<SHARED>(tile + 256 + lane * 4);
+            if constexpr (CODE_BITS == 3) v.codes[2] = load_4<SHARED>(tile + 256 + lane * 4);
         }
         if constexpr (!IS_PLAIN) {
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) {
-                const u8 *from = tile + CODE_BYTES + (group * 8 + (lane >> 2)) * (SCALE_BYTES / (8 * GROUPS));
-                if constexpr (IS_E4M3) {
+                const int number = IS_ROTATED ? 2 * group + (lane >> 1 & 1) : group;
+                const u8 *from = tile + CODE_BYTES + (number * 8 + (lane >> 2)) * (4 * L::SCALE_WORDS);
+                if constexpr (IS_E4M3 || IS_ROTATED) {
                     v.scales[group][0] = load_4<SHARED>(from);
                 } else {
                     const uint2 both = load_8<SHARED>(from);
@@ -172,13 +187,40 @@ struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L
             }
         }
     }
+    // The level of a code of rotated columns.
+    DEVICE static float level(u32 code) {
+        const bool negative = CODE_BITS == 4 && code < 8;
+        const u32 at = negative ? 7 - code : code & 7, low = byte_permute(LEVELS_LOW_0, LEVELS_LOW_4, at) & 255,
+                  v = low | (byte_permute(LEVELS_HIGH_0, LEVELS_HIGH_4, at) & 255) << 8;
+        return f16_to_f32((u16) (negative ? v | 0x8000 : v));
+    }
+    // Levels of four columns, as `unpack` has codes, in f16: bytes are looked up by four codes at once.
+    DEVICE void look_up(int half, int j, u32 &p0, u32 &p1) const {
+        const int h = j >> 1, q = h * 4 + 2 * (j & 1);
+        // Codes 0 and 2 in the lowest byte, 1 and 3 above 16 bits.
+        u32 four, negative = 0;
+        if constexpr (CODE_BITS == 4) {
+            const u32 w = codes[half * 2 + h] >> (8 * (j & 1));
+            negative = ~w & 0x00880088u;
+            four = (w ^ (negative >> 1 | negative >> 2 | negative >> 3)) & 0x00770077u;
+        } else {
+            const u32 low = codes[half] >> (2 * q), high = codes[2] >> (half * 8 + q);
+            four =
+                (low & 0x00030003u) | (low & 0x000c000cu) << 2 | (high & 0x00010001u) << 2 | (high & 0x00020002u) << 5;
+        }
+        const u32 at = four | four >> 8, low = byte_permute(LEVELS_LOW_0, LEVELS_LOW_4, at),
+                  high = byte_permute(LEVELS_HIGH_0, LEVELS_HIGH_4, at);
+        p0 = byte_permute(low, high, 0x6240) | (negative & 0x00080008u) << 12;
+        p1 = byte_permute(low, high, 0x7351) | (negative & 0x00800080u) << 8;
+    }
     // The A fragment of step j of four: 16 columns of all rows, four of either row in a lane.
     DEVICE void dequantize(int j, u32 (&a)[4]) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 &p0 = a[half], &p1 = a[half + 2];
-            unpack(half, j, p0, p1);
-            if constexpr (IS_E4M3) {
+            if constexpr (IS_ROTATED) look_up(half, j, p0, p1);
+            else unpack(half, j, p0, p1);
+            if constexpr (IS_E4M3 || IS_ROTATED) {
                 const u32 scale = byte_permute(this->scales[j * GROUPS / 4][0], 0, half ? 0x3232 : 0x1010);
                 p0 = hmul2(p0, scale);
                 p1 = hmul2(p1, scale);
@@ -196,7 +238,7 @@ struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L
     DEVICE void set_row(int half, const PackedTile &from, bool upper) {
 #pragma unroll
         for (int j = 0; j < CODE_WORDS; j++) {
-            if constexpr (BITS == 5 || BITS == 3) {
+            if constexpr (BITS == 5 || CODE_BITS == 3) {
                 // The plane of single bits holds both rows in one word.
                 if (j == CODE_WORDS - 1) {
                     const u32 bits = (upper ? from.codes[j] >> 8 : from.codes[j]) & 0x00ff00ffu;
@@ -208,13 +250,13 @@ struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L
             int run = 1, number = j;
             if constexpr (IS_PLAIN) run = 8, number = j / 8;
             else if constexpr (IS_E4M3 || BITS == 8) run = 4, number = j / 4;
-            else if constexpr (BITS >= 4) run = j < 4 ? 2 : 1, number = j < 4 ? j / 2 : j - 4;
+            else if constexpr (CODE_BITS >= 4) run = j < 4 ? 2 : 1, number = j < 4 ? j / 2 : j - 4;
             if (number == half) codes[j] = upper ? from.codes[j + (1 - number) * run] : from.codes[j - number * run];
         }
         if constexpr (!IS_PLAIN) {
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) {
-                if constexpr (IS_E4M3) {
+                if constexpr (IS_E4M3 || IS_ROTATED) {
                     const u32 scale = upper ? from.scales[group][0] >> 16 : from.scales[group][0] & 0xffffu;
                     this->scales[group][0] = half ? this->scales[group][0] | scale << 16 : scale;
                 } else {
@@ -225,12 +267,14 @@ struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L
     }
 
     // One weight of a tile in memory, of row `row` & 15 and column `column` & 63, in f32 but for the scale of its row
-    // tile.
+    // tile; where columns are rotated, one of the rotated row.
     DEVICE static float value(const u8 *tile, u32 row, int column) {
         const int half = row >> 3 & 1, c = column & 63, h = c >> 5, t = c >> 3 & 3, lane = (row & 7) * 4 + t,
                   at = c & 7;
         [[maybe_unused]] const int i = at >> 1, odd = at & 1; // pair and its end
-        [[maybe_unused]] auto scale_number = [&]() { return (c / GROUP_COLUMNS * 8 + (row & 7)) * 2 + half; };
+        [[maybe_unused]] auto scale_number = [&]() {
+            return (c / (IS_ROTATED ? 16 : GROUP_COLUMNS) * 8 + (row & 7)) * 2 + half;
+        };
         if constexpr (IS_PLAIN) {
             return f16_to_f32(*(const u16 *) (tile + ((half * 2 + h) * 32 + lane) * 16 + at * 2));
         } else if constexpr (IS_E4M3) {
@@ -241,11 +285,13 @@ struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L
             const u32 *words = (const u32 *) tile;
             u32 code;
             if constexpr (BITS == 8) code = tile[(half * 32 + lane) * 16 + h * 8 + at];
-            else if constexpr (BITS >= 4) code = words[lane * 4 + half * 2 + h] >> (4 * i + 16 * odd) & 15;
+            else if constexpr (CODE_BITS >= 4) code = words[lane * 4 + half * 2 + h] >> (4 * i + 16 * odd) & 15;
             else code = words[lane * 2 + half] >> (2 * (h * 4 + i) + 16 * odd) & 3;
             if constexpr (BITS == 5) code |= (words[128 + lane] >> (half * 8 + h * 4 + i + 16 * odd) & 1) << 4;
             if constexpr (BITS == 6) code |= (words[128 + lane * 2 + half] >> (2 * (h * 4 + i) + 16 * odd) & 3) << 4;
-            if constexpr (BITS == 3) code |= (words[64 + lane] >> (half * 8 + h * 4 + i + 16 * odd) & 1) << 2;
+            if constexpr (CODE_BITS == 3) code |= (words[64 + lane] >> (half * 8 + h * 4 + i + 16 * odd) & 1) << 2;
+            if constexpr (IS_ROTATED)
+                return f16_to_f32(*(const u16 *) (tile + CODE_BYTES + scale_number() * 2)) * level(code);
             const u32 both = *(const u32 *) (tile + CODE_BYTES + scale_number() * 4);
             return fmaf(f16_to_f32((u16) both), (float) code * 0x1p-24f, f16_to_f32((u16) (both >> 16)));
         }

@@ -6,9 +6,11 @@ use crate::args::{
 };
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
+use crate::memory::Cell;
 use crate::record::Bound;
 use backend::{Activation, NearAttention};
 use fusion::{Kind, Op, SumTerm, Value};
+use std::sync::Arc;
 
 /// Threads of a kernel that gives each row of `width` columns a block, two columns
 /// a thread. The order of a norm's sum depends on it, so it depends on the width
@@ -232,6 +234,16 @@ fn to_f16(l: &Launch<'_>, op: &Op) -> Call {
         .of(&l.f16_output(op, x));
     let grid = Grid::rect(cols.div_ceil(2 * PART), rows, PART);
     ("to_activations", grid, args)
+}
+
+/// Activations for matrices of rotated columns, of `x: [rows, cols]`.
+pub(crate) fn rotate(device: &Device, x: Address, [rows, cols]: [usize; 2]) -> Arc<Cell> {
+    let rotated = Cell::f16(rows, cols);
+    let args = Args::default().ptr(x).int(cols);
+    let args = args.of(&rotated.activations(&device.arena));
+    let grid = Grid::rect(cols.div_ceil(2 * PART), rows, PART);
+    device.launch(&kernel("rotate_to_activations"), grid, args);
+    rotated
 }
 
 fn rms_norm(l: &Launch<'_>, op: &Op, width: usize, eps: f32, is_weighted: bool) {

@@ -47,8 +47,8 @@ impl fusion::Device for Abilities<'_> {
 
     fn reads_f16(&self, weights: Operand) -> bool {
         match &self.bound[weights.0 as usize] {
-            Bound::Weights(w) => w.tiles().is_some(),
-            Bound::Experts { .. } => true,
+            Bound::Weights(w) => w.tiles().is_some_and(|tiles| !tiles.is_rotated()),
+            Bound::Experts { table, .. } => table.reads_f16(),
             _ => false,
         }
     }

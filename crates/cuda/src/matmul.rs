@@ -5,13 +5,13 @@ use crate::constants::{GEMV_PIPELINE_BYTES, GEMV_REDUCTION_BYTES};
 use crate::driver::Driver;
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
-use crate::memory::Block;
+use crate::memory::{Block, Cell};
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
 use crate::record::Bound;
-use crate::{Cuda, Kernel, gemm};
+use crate::{Cuda, Kernel, elementwise, gemm};
 use backend::Matrix;
-use fusion::{Kind, Op, Operand};
+use fusion::{Kind, Op, Operand, Value};
 use quant::{Scalar, Stored};
 use std::sync::{Arc, OnceLock};
 
@@ -59,6 +59,11 @@ pub(crate) struct Tiles {
 }
 
 impl Tiles {
+    /// Whether products take rotated activations.
+    pub(crate) fn is_rotated(&self) -> bool {
+        matches!(self.packing, Packing::Rotated { .. })
+    }
+
     pub(crate) fn new(packing: Packing, cols: usize) -> Self {
         let tiles = cols.div_ceil(TILE);
         let most = if tiles < 128 { 8 } else { 16 };
@@ -78,7 +83,7 @@ impl Tiles {
         kernel.defines.push(("SLICES", self.slices));
         let unroll = match self.packing {
             Packing::Plain | Packing::Codes { bits: 5.., .. } => 2,
-            Packing::Codes { .. } | Packing::E4m3 { .. } => 4,
+            Packing::Codes { .. } | Packing::E4m3 { .. } | Packing::Rotated { .. } => 4,
         };
         kernel.defines.push(("UNROLL", unroll));
         kernel
@@ -186,6 +191,21 @@ pub(crate) fn weights(w: &Matrix) -> &Arc<Weights> {
     w.storage::<Arc<Weights>>()
 }
 
+/// The rotated activations that matrices of rotated columns are multiplied with, made of `x` when
+/// they are first asked for.
+#[derive(Default)]
+struct RotatedInput(Option<Arc<Cell>>);
+
+impl RotatedInput {
+    fn of(&mut self, l: &Launch<'_>, x: Value) -> Activations {
+        let made = self.0.get_or_insert_with(|| {
+            let [rows, cols] = l.shape(x);
+            elementwise::rotate(l.device, l.address(x), [rows, cols])
+        });
+        made.activations(&l.device.arena)
+    }
+}
+
 /// The weights that `operand` is.
 fn bound<'a>(l: &'a Launch<'_>, operand: Operand) -> &'a Weights {
     match l.bound(operand) {
@@ -230,6 +250,11 @@ pub(crate) fn product(l: &Launch<'_>, op: &Op) {
     let each = weights.iter().zip(&op.outputs);
     let mut rest: Vec<(&Weights, Address)> =
         each.map(|(&w, &y)| (bound(l, w), l.address(y))).collect();
+    let mut rotated = RotatedInput::default();
+    let mut input = |tiles: Tiles| match tiles.is_rotated() {
+        true => rotated.of(l, x),
+        false => l.f16_input(op),
+    };
     while let Some(&(first, _)) = rest.first() {
         let tiles = first.packed;
         let same = rest.iter().take_while(|(w, _)| w.packed == tiles).count();
@@ -239,10 +264,10 @@ pub(crate) fn product(l: &Launch<'_>, op: &Op) {
                 product_f32(l.device, (l.address(x), n), w, 0, (y, w.rows));
             }),
             Some(tiles) if n > MAX_GEMV_ROWS => {
-                gemm::product(l.device, &l.f16_input(op), n, tiles, &group)
+                gemm::product(l.device, &input(tiles), n, tiles, &group)
             }
             Some(tiles) => {
-                let x = l.f16_input(op);
+                let x = input(tiles);
                 let (kernel, grid, args) = gemv(l.device, (n, &x), tiles, &group);
                 l.device.launch(&kernel, grid, args);
             }
@@ -381,10 +406,15 @@ pub(crate) fn chosen_product(l: &Launch<'_>, op: &Op) {
     let Some(tiles) = w.packed else {
         return product_f32(l.device, (l.address(x), n), w, ids, (l.address(y), n_ids));
     };
+    let mut rotated = RotatedInput::default();
+    let activations = match tiles.is_rotated() {
+        true => rotated.of(l, x),
+        false => l.f16_input(op),
+    };
     let args = Args::default()
         .ptr(w.address())
         .ptr(l.address(y))
-        .of(&l.f16_input(op))
+        .of(&activations)
         .ptr(ids)
         .int(n_ids)
         .int(w.rows)

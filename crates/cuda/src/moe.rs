@@ -6,7 +6,7 @@ use crate::constants::{
     GEMV_REDUCTION_BYTES, MOE_GLU_RECORD_BYTES, MOE_GLU_STAGES, MOE_GLU_WARPS, MOE_PIPELINE_BYTES,
     MOE_RECORD_BYTES,
 };
-use crate::elementwise::{glu_args, glu_blocks, launch_glu, number};
+use crate::elementwise::{glu_args, glu_blocks, launch_glu, number, rotate};
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::matmul::{self, MAX_SLICE_TILES, PIPELINED_WARPS, Tiles, Weights, has_pipelines};
@@ -54,10 +54,23 @@ pub(crate) struct Table {
     _weights: Vec<Arc<Weights>>,
 }
 
+impl Table {
+    /// Whether the first product reads activations in f16 as they are, not rotated.
+    pub(crate) fn reads_f16(&self) -> bool {
+        !self.gate_up.is_rotated()
+    }
+}
+
 /// The matrices of one kind, by expert.
 struct Addresses {
     weights: Block,
     tiles: Option<Tiles>,
+}
+
+impl Addresses {
+    fn is_rotated(&self) -> bool {
+        self.tiles.is_some_and(|tiles| tiles.is_rotated())
+    }
 }
 
 /// Rows whose experts' weights go through pipelines in shared memory, at most: as many as a
@@ -81,7 +94,11 @@ const MAX_GLU_SHARED: usize = 115_000;
 
 /// Whether the pipelined kernels take experts of this packing, chosen by `n` rows: lanes copy codes.
 fn can_pipeline(device: &Device, tiles: Tiles, n: usize) -> bool {
-    matches!(tiles.packing, Packing::Codes { .. }) && lists_active_experts(device, n)
+    let of_codes = matches!(
+        tiles.packing,
+        Packing::Codes { .. } | Packing::Rotated { .. }
+    );
+    of_codes && lists_active_experts(device, n)
 }
 
 /// Whether the experts that `n` rows choose are listed for the pipelined kernels.
@@ -402,8 +419,10 @@ pub(crate) fn table(device: &Device, experts: &Experts) -> Option<Arc<Table>> {
 /// rows that choose `top_k` experts each; nothing, where it does not.
 fn fused_glu(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<Tiles> {
     let fits = |t: &Tiles| {
-        n <= ROUTE_ROWS && n * t.tiles <= MAX_GLU_TILES
-            || pipelined_glu(device, *t, n, n * top_k).is_some()
+        // What it makes of the gate is not rotated.
+        !t.is_rotated()
+            && (n <= ROUTE_ROWS && n * t.tiles <= MAX_GLU_TILES
+                || pipelined_glu(device, *t, n, n * top_k).is_some())
     };
     let tiles = table.down.tiles.filter(fits);
     tiles.filter(|_| table.gate_up.tiles.is_some())
@@ -448,10 +467,15 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
         glu.as_ref(),
     );
     let gate_up = device.arena.buffer(4 * pairs * 2 * inner);
+    let rotated = (!table.reads_f16()).then(|| rotate(device, l.address(x), [n, hidden]));
+    let x_f16 = match &rotated {
+        Some(rotated) => rotated.activations(&device.arena),
+        None => l.f16_input(op),
+    };
     product(
         device,
         &table.gate_up,
-        (l.address(x), &l.f16_input(op)),
+        (l.address(x), &x_f16),
         (gate_up.address, 2 * inner),
         hidden,
         &lists,
@@ -485,10 +509,13 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
         f16: h_f16.activations(&device.arena),
     };
     launch_glu(device, &glu, pairs);
+    let rotated = (table.down.is_rotated()).then(|| rotate(device, h.address, [pairs, inner]));
+    let own = rotated.as_ref();
+    let own = own.map(|rotated| rotated.activations(&device.arena));
     product(
         device,
         &table.down,
-        (h.address, &glu.f16),
+        (h.address, &own.unwrap_or(glu.f16)),
         (parts, hidden),
         inner,
         &lists,

@@ -16,8 +16,10 @@
 //! multiplied by. It brings their values near one another's range in f16: so bf16 loses nothing
 //! down to 2^-32 of the largest of 16 rows; codes, which the kernels read as f16 of 2^-24 and up,
 //! have scales of up to 2^15. Floats of 8 bits (E4M3) lie as codes of 8 bits do; shifted to
-//! the place of an f16 they are 256 times too small, which their scales make up for. Formats
-//! whose codes tensor cores cannot take are rounded to f16.
+//! the place of an f16 they are 256 times too small, which their scales make up for. Codes of
+//! columns that were rotated lie as codes of as many bits do, with a scale for each 16 columns;
+//! the kernels look up their levels, in f16. Formats whose codes tensor cores cannot take are
+//! rounded to f16.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -38,7 +40,12 @@ pub(crate) enum Packing {
     Codes { bits: usize, group: usize },
     /// E4M3 with a scale every `group` columns, 32 or 64.
     E4m3 { group: usize },
+    /// Codes of 3 or 4 bits of rotated columns ([`Codes::rotated`]), with a scale every 16.
+    Rotated { bits: usize },
 }
+
+/// Columns that share a scale in [`Packing::Rotated`].
+const ROTATED_GROUP: usize = 16;
 
 /// Whether the kernels can multiply the codes themselves.
 fn is_linear(codes: &Codes) -> bool {
@@ -57,6 +64,10 @@ impl Packing {
             || parts.iter().any(|p| p.format != format)
         {
             return None;
+        }
+        if let Some(codes) = format.codes().filter(|codes| codes.rotated.is_some()) {
+            let bits = codes.bits.into();
+            return Some(Packing::Rotated { bits });
         }
         let Some(codes) = format.codes().filter(is_linear) else {
             let whole =
@@ -77,6 +88,7 @@ impl Packing {
             Packing::Plain => 2 * TILE * TILE_ROWS,
             Packing::Codes { bits, group } => TILE_ROWS * (TILE * bits / 8 + TILE / group * 4),
             Packing::E4m3 { group } => TILE_ROWS * (TILE + TILE / group * 2),
+            Packing::Rotated { bits } => TILE_ROWS * (TILE * bits / 8 + TILE / ROTATED_GROUP * 2),
         }
     }
 
@@ -84,7 +96,7 @@ impl Packing {
     pub(crate) fn band(self) -> usize {
         match self {
             Packing::E4m3 { .. } => 2,
-            Packing::Plain | Packing::Codes { .. } => 1,
+            Packing::Plain | Packing::Codes { .. } | Packing::Rotated { .. } => 1,
         }
     }
 
@@ -100,8 +112,42 @@ impl Packing {
             Packing::Plain => vec![("FORMAT", 16), ("GROUP", 64)],
             Packing::Codes { bits, group } => vec![("FORMAT", bits), ("GROUP", group)],
             Packing::E4m3 { group } => vec![("FORMAT", 9), ("GROUP", group)],
+            Packing::Rotated { bits } => {
+                let [low, high] = level_bytes(bits);
+                vec![
+                    ("FORMAT", 10 + bits),
+                    ("GROUP", 32),
+                    ("LEVELS_LOW_0", low[0]),
+                    ("LEVELS_LOW_4", low[1]),
+                    ("LEVELS_HIGH_0", high[0]),
+                    ("LEVELS_HIGH_4", high[1]),
+                ]
+            }
         }
     }
+}
+
+/// The levels of rotated columns in codes of `bits`.
+fn levels(bits: usize) -> &'static [f32] {
+    let mut all = quant::TURBO.iter().filter_map(quant::Format::codes);
+    let codes = all.find(|codes| usize::from(codes.bits) == bits);
+    let rotated = codes.and_then(|codes| codes.rotated);
+    rotated.expect("a format of such codes").levels
+}
+
+/// The last eight levels in f16: their low bytes and their high ones, four to a word.
+fn level_bytes(bits: usize) -> [[usize; 2]; 2] {
+    let levels = levels(bits);
+    let eight = &levels[levels.len() - 8..];
+    [0, 1].map(|byte| {
+        [0, 4].map(|first| {
+            let four = eight[first..first + 4].iter();
+            let bytes = four.map(|&level| f16::from_f32(level).to_le_bytes()[byte]);
+            bytes
+                .rev()
+                .fold(0, |word, byte| word << 8 | usize::from(byte))
+        })
+    })
 }
 
 /// Bytes of a matrix' tiles, and of its factors, which follow.
@@ -142,6 +188,7 @@ pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Vec<u8> {
                 Packing::Plain => pack_plain(own, bytes),
                 Packing::Codes { bits, group } => pack_codes(own, bytes, packing, bits, group),
                 Packing::E4m3 { group } => pack_e4m3(own, bytes, packing, group),
+                Packing::Rotated { bits } => pack_rotated(own, bytes, packing, bits),
             };
             factors[4 * i..4 * i + 4].copy_from_slice(&factor.to_le_bytes());
         }
@@ -288,6 +335,26 @@ fn pack_codes(
     by.recip()
 }
 
+/// Writes rows of codes of rotated columns and their scales into their tiles; returns what their
+/// values are to be multiplied by.
+fn pack_rotated(rows: Rows<'_>, tiles: &mut [u8], packing: Packing, bits: usize) -> f32 {
+    let rows: Vec<_> = rows.into_iter().map(unpack_row).collect();
+    // Levels are below 2^2.
+    let by = up_to(largest(rows.iter().flat_map(|r| &r.scales).copied()), 12);
+    for (r, row) in rows.iter().enumerate() {
+        let groups = row.scales.chunks(TILE / ROTATED_GROUP);
+        let columns = row.codes.chunks(TILE).zip(groups);
+        for (tile, (codes, scales)) in tiles.chunks_mut(packing.along()).zip(columns) {
+            let (words, to) = tile.split_at_mut(TILE * TILE_ROWS * bits / 8);
+            put_codes(words, bits, r, codes);
+            for (i, scale) in scales.iter().enumerate() {
+                Scalar::F16.put(to, scale_at(i, r), scale * by);
+            }
+        }
+    }
+    by.recip()
+}
+
 /// Writes rows of E4M3 and their scales into their tiles; returns what their values are to be
 /// multiplied by. A group with a code that is no number gets a scale that is none.
 fn pack_e4m3(rows: Rows<'_>, tiles: &mut [u8], packing: Packing, group: usize) -> f32 {
@@ -379,6 +446,36 @@ mod tests {
     use crate::tests::fp8;
     use proptest::prelude::*;
 
+    /// A code, from the place in a tile that a lane finds it at.
+    fn code_at(
+        word: &impl Fn(usize) -> u32,
+        bits: usize,
+        (lane, half, j, pair, end): (usize, usize, usize, usize, usize),
+    ) -> u32 {
+        let q = j / 2 * 4 + 2 * (j % 2) + pair;
+        match bits {
+            8 => word((lane + 32 * half) * 4 + j) >> (16 * pair + 8 * end) & 255,
+            _ if bits >= 4 => {
+                let low =
+                    word(lane * 4 + half * 2 + j / 2) >> (8 * (j % 2) + 4 * pair + 16 * end) & 15;
+                low | match bits {
+                    5 => (word(128 + lane) >> (half * 8 + q + 16 * end) & 1) << 4,
+                    6 => (word(128 + lane * 2 + half) >> (2 * q + 16 * end) & 3) << 4,
+                    _ => 0,
+                }
+            }
+            _ => {
+                let low = word(lane * 2 + half) >> (2 * q + 16 * end) & 3;
+                let high = if bits == 3 {
+                    word(64 + lane) >> (half * 8 + q + 16 * end) & 1
+                } else {
+                    0
+                };
+                low | high << 2
+            }
+        }
+    }
+
     /// Reads a packed value back, the way the kernels find it: from the fragment of
     /// a lane to the value.
     fn unpack(packing: Packing, packed: &[u8], tiles: usize, row: usize, col: usize) -> f32 {
@@ -406,36 +503,34 @@ mod tests {
                 let bits = (code & 0x80) << 8 | (code & 0x7f) << 7;
                 scale * half::f16::from_bits(bits as u16).to_f32() * factor
             }
+            Packing::Rotated { bits } => {
+                let code = code_at(&word, bits, (lane, half, j, pair, end));
+                let scale =
+                    Scalar::F16.get(&tile[128 * bits..], scale_at(c / ROTATED_GROUP, row % 16));
+                let level = f16::from_f32(levels(bits)[code as usize]).to_f32();
+                scale * level * factor
+            }
             Packing::Codes { bits, group } => {
-                let q = j / 2 * 4 + 2 * (j % 2) + pair;
-                let code = match bits {
-                    8 => word((lane + 32 * half) * 4 + j) >> (16 * pair + 8 * end) & 255,
-                    _ if bits >= 4 => {
-                        let low = word(lane * 4 + half * 2 + j / 2)
-                            >> (8 * (j % 2) + 4 * pair + 16 * end)
-                            & 15;
-                        low | match bits {
-                            5 => (word(128 + lane) >> (half * 8 + q + 16 * end) & 1) << 4,
-                            6 => (word(128 + lane * 2 + half) >> (2 * q + 16 * end) & 3) << 4,
-                            _ => 0,
-                        }
-                    }
-                    _ => {
-                        let low = word(lane * 2 + half) >> (2 * q + 16 * end) & 3;
-                        let high = if bits == 3 {
-                            word(64 + lane) >> (half * 8 + q + 16 * end) & 1
-                        } else {
-                            0
-                        };
-                        low | high << 2
-                    }
-                };
+                let code = code_at(&word, bits, (lane, half, j, pair, end));
                 let at = 2 * scale_at(c / group, row % 16);
                 let scales = &tile[128 * bits..];
                 let get = |at| Scalar::F16.get(scales, at);
                 get(at).mul_add(code as f32 / 2f32.powi(24), get(at + 1)) * factor
             }
         }
+    }
+
+    /// What rotated columns are before they are rotated back.
+    fn rotated_values(stored: &Stored<'_>) -> Vec<f32> {
+        let rows = (0..stored.rows).map(|row| unpack_row((stored, row)));
+        let values = rows.map(|row| {
+            let levels = levels(stored.format.codes().unwrap().bits.into());
+            let codes = row.codes.iter().enumerate();
+            let value =
+                |(c, &code): (usize, &u8)| row.scales[c / row.group] * levels[usize::from(code)];
+            codes.map(value).collect::<Vec<_>>()
+        });
+        values.flatten().collect()
     }
 
     proptest! {
@@ -472,10 +567,15 @@ mod tests {
                     let parts = [stored.view().slice(0..rows / 2), stored.view().slice(rows / 2..rows)];
                     let Some(packing) = Packing::of(&parts) else { continue };
                     let packed = pack(packing, &parts);
-                    let want = stored.view().to_f32();
+                    let want = match packing {
+                        Packing::Rotated { .. } => rotated_values(&stored.view()),
+                        _ => stored.view().to_f32(),
+                    };
                     for (i, want) in want.into_iter().enumerate() {
                         let got = unpack(packing, &packed, cols.div_ceil(TILE), i / cols, i % cols);
                         let off = match (packing, format.layout) {
+                            // Levels are rounded.
+                            (Packing::Rotated { .. }, _) => want.abs() / 2048.0,
                             (_, WeightLayout::Plain(_)) => 0.0,
                             (Packing::Plain, _) => want.abs() / 2048.0,
                             _ if scale != Scalar::F32 && format.codes().is_some_and(|c| c.scale.is_none()) => 0.0,

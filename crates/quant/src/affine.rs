@@ -18,6 +18,7 @@ const fn of(name: &'static str, bits: u8, group: u16) -> Format {
             super_group: group as usize,
             scale: None,
             zero: Zero::Bias,
+            rotated: None,
         }),
         pieces: None,
         decode,

@@ -139,7 +139,8 @@ fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
     });
 }
 
-fn encode(format: &Format, values: &[f32], _scale: Scalar, out: &mut Owned) {
+/// Appends a row of blocks.
+pub(crate) fn encode(format: &Format, values: &[f32], _scale: Scalar, out: &mut Owned) {
     let (view, block, bytes) = parts(format);
     let fit = block.fit.expect("a format that can be written");
     let mut pieces = Pieces::new();

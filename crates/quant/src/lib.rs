@@ -25,6 +25,7 @@ mod gguf;
 mod kept;
 pub mod kv;
 mod plain;
+mod rotated;
 mod scaled;
 mod small;
 mod stored;
@@ -34,6 +35,7 @@ pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format, nvfp4_times};
 pub use kept::{Kept, Mapping};
 pub use kv::{KV_FORMATS, KvLayout, KvRowFormat, Rotation, kv_format, turbo};
 pub use plain::{BF16, F16, F32};
+pub use rotated::Rotated;
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
 pub use small::{e4m3, e8m0};
 pub use stored::{Owned, Row, Stored, encode};
@@ -134,7 +136,7 @@ pub enum WeightLayout {
 /// float for each `super_group` columns and an integer for each group; in formats
 /// without such integers `super_group` is `group` and the integers are 1. In
 /// blocks the products, and those of a scale and a level, are exact in `f32`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Codes {
     /// Bits of a code, at most 8.
     pub bits: u8,
@@ -149,6 +151,8 @@ pub struct Codes {
     pub scale: Option<Scalar>,
     /// What a code stands for.
     pub zero: Zero,
+    /// Set where columns were rotated before they were coded: codes stand for the rotated ones.
+    pub rotated: Option<Rotated>,
 }
 
 /// How a code becomes a number.
@@ -275,7 +279,8 @@ impl Format {
 
     /// Takes a row apart: a code a column, a scale and a bias a group. Biases are
     /// 0 where the format has levels. Values made from these are those of
-    /// [`Stored::decode_row`], bit for bit.
+    /// [`Stored::decode_row`], bit for bit, except in formats with rotated columns
+    /// ([`Codes::rotated`]).
     ///
     /// # Panics
     ///

@@ -126,6 +126,7 @@ const fn of(
                 super_group: group,
                 scale,
                 zero,
+                rotated: None,
             }),
         },
         pieces: None,

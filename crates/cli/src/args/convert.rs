@@ -1,6 +1,7 @@
 //! `paceline convert`: what is written, in which formats and of what size.
 
 use super::values::weight_format;
+use ::convert::Pins;
 use clap::{Args, ValueEnum};
 use quant::Format;
 use std::path::PathBuf;
@@ -21,6 +22,11 @@ pub(crate) struct ConvertArgs {
     /// first that fits counts
     #[arg(long, value_name = "PATTERN=FORMAT", value_parser = tensor_format, requires = "quant", help_heading = "Format")]
     pub(crate) tensor: Vec<TensorFormat>,
+    /// Store matrices finer that need it most, in addition to --tensor: `mtp`, MTP heads as q8_0 and
+    /// attention's queries and keys as q6_k; `udt`, embeddings, the output, values and dense down
+    /// projections, too; `none`. `mtp` for tq3_1s and tq4_1s, else `none`
+    #[arg(long, value_name = "SET", value_parser = pins, requires = "quant", help_heading = "Format")]
+    pub(crate) pin: Option<Pins>,
     /// Kind of file: a folder of safetensors as MLX has it, or one GGUF file; gguf where OUT ends in
     /// .gguf, else safetensors
     #[arg(long, value_name = "KIND", help_heading = "Format")]
@@ -76,6 +82,15 @@ fn tensor_format(text: &str) -> Result<TensorFormat, String> {
             Some(weight_format(format)?)
         },
     ))
+}
+
+fn pins(name: &str) -> Result<Pins, String> {
+    Pins::named(name).ok_or_else(|| {
+        let known = Pins::ALL
+            .iter()
+            .map(|pins| format!("{} ({})", pins.name, pins.about));
+        format!("known are {}", known.collect::<Vec<_>>().join(", "))
+    })
 }
 
 /// A number of weights such as `2b` or `800m`.

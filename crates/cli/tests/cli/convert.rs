@@ -114,7 +114,7 @@ fn every_format_is_written_to_every_container_or_refused_in_one_line() {
             "{name}"
         );
     }
-    for name in ["tq3_1s", "tq4_1s", "nvfp4", "fp8", "int4-g64"] {
+    for name in ["nvfp4", "fp8", "int4-g64"] {
         for container in ["safetensors", "gguf"] {
             assert!(is_refused(name, container), "{name} {container}");
         }
@@ -124,7 +124,7 @@ fn every_format_is_written_to_every_container_or_refused_in_one_line() {
             assert!(!is_refused(name, container), "{name} {container}");
         }
     }
-    for name in ["q4_0", "q4_k", "iq4_xs"] {
+    for name in ["q4_0", "q4_k", "iq4_xs", "tq3_1s", "tq4_1s"] {
         assert!(
             is_refused(name, "safetensors") && !is_refused(name, "gguf"),
             "{name}"
@@ -185,6 +185,16 @@ fn a_converted_model_keeps_its_assistant() {
         "{said}"
     );
     assert!(folder.join("file-assistant.gguf").is_file());
+    for (pin, line) in [
+        (&[][..], " matrices are stored finer, as q8_0 (--pin mtp)"),
+        (&["--pin", "none"], ""),
+    ] {
+        fs::remove_file(folder.join("rotated.gguf")).ok();
+        let args = words("convert tiny-gemma4 rotated.gguf --quant tq4_1s --no-drafter");
+        let said = good(paceline(&folder, &[&args[..], pin].concat())).1;
+        assert_eq!(said.contains("stored finer"), !line.is_empty(), "{said}");
+        assert!(said.contains(line), "{said}");
+    }
     // Rows of 384 columns are no whole blocks of 256.
     let said = convert("convert tiny-gemma4 blocks.gguf --quant q4_k --no-drafter");
     let kept = "keep their format, for their rows are not whole blocks of 256 (q4_k): ";

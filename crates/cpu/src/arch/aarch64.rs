@@ -432,6 +432,18 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
         ]
     }
     #[inline(always)]
+    fn spare(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes {
+        let mask = vdupq_n_u8(0x88);
+        let mut spare = a;
+        for i in 0..4 {
+            let a = vshrq_n_u8::<3>(vandq_u8(a[i], mask));
+            let b = vshrq_n_u8::<2>(vandq_u8(b[i], mask));
+            let c = vshrq_n_u8::<1>(vandq_u8(c[i], mask));
+            spare[i] = vorrq_u8(a, vorrq_u8(b, c));
+        }
+        spare
+    }
+    #[inline(always)]
     fn zero() -> Self::Sums {
         [vdupq_n_s32(0); 4]
     }

@@ -96,6 +96,9 @@ pub(crate) trait Bytes: 'static {
     fn low(codes: Self::Codes) -> Self::Codes;
     /// The upper four bits of each code.
     fn high(codes: Self::Codes) -> Self::Codes;
+    /// Bits 3 of the bytes of three vectors as the lower four bits, bits 7 as the upper four: the
+    /// first vector's is the lowest.
+    fn spare(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes;
     /// Sums that all are 0.
     fn zero() -> Self::Sums;
     /// Adds `Σ codes[j] x[j]` of each lane's four codes, each below 16.

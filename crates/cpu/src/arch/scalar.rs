@@ -178,6 +178,11 @@ impl super::bytes::Bytes for Bytes {
         codes.map(|c| c >> 4)
     }
     #[inline(always)]
+    fn spare(a: [u8; 64], b: [u8; 64], c: [u8; 64]) -> [u8; 64] {
+        let bits = |of: u8, down: u8| (of & 0x88) >> down;
+        std::array::from_fn(|i| bits(a[i], 3) | bits(b[i], 2) | bits(c[i], 1))
+    }
+    #[inline(always)]
     fn zero() -> [i32; 16] {
         [0; 16]
     }

@@ -164,24 +164,27 @@ const LEVELS: [i8; 16] = [
 /// Adds up products of a few vectors of codes in each way of [`Bytes`].
 struct Sums<'a>(&'a [[u8; 64]], &'a [[i8; 4]]);
 impl ByteKernel for Sums<'_> {
-    type Output = [[f32; 16]; 5];
+    type Output = [[f32; 16]; 6];
     #[inline(always)]
     fn run<B: Bytes>(self) -> Self::Output {
         let (mut all, mut low, mut high) = (B::zero(), B::zero(), B::zero());
+        let mut spare = B::zero();
         let total: i32 = self.1.as_flattened().iter().map(|&x| i32::from(x)).sum();
         // What each lane's sums of signed codes start from.
         let start = B::start(-B::OFFSET * total);
         let (mut signed, mut levels) = (start, start);
         let table = B::table(&LEVELS);
-        for (codes, &x) in self.0.iter().zip(self.1) {
-            let codes = B::load(codes);
+        for (i, &x) in self.1.iter().enumerate() {
+            let codes = B::load(&self.0[i]);
+            let [b, c] = [1, 2].map(|by| B::load(&self.0[(i + by) % self.0.len()]));
+            spare = B::add(spare, B::spare(codes, b, c), x);
             signed = B::add_signed(signed, B::signed(codes), x);
             levels = B::add_signed(levels, B::lookup(table, B::low(codes)), x);
             all = B::add(all, codes, x);
             low = B::add_small(low, B::low(codes), x);
             high = B::add_small(high, B::high(codes), x);
         }
-        [all, low, high, signed, levels].map(|s| B::float(s).to_array())
+        [all, low, high, signed, levels, spare].map(|s| B::float(s).to_array())
     }
 }
 
@@ -214,10 +217,23 @@ fn byte_sums_are_exact() {
             products.sum::<i32>() as f32
         })
     });
+    // Bits 3 and 7 of three vectors.
+    let spare = std::array::from_fn(|lane| {
+        let products = (0..x.len()).flat_map(|i| {
+            let (codes, x) = (&codes, &x);
+            (0..4).map(move |j| {
+                let byte = |by: usize| i32::from(codes[(i + by) % codes.len()][4 * lane + j]);
+                let bits = |at: i32| (0..3).map(move |by| (byte(by) >> at & 1) << by);
+                (bits(3).sum::<i32>() + 16 * bits(7).sum::<i32>()) * i32::from(x[i][j])
+            })
+        });
+        products.sum::<i32>() as f32
+    });
+    let want: Vec<[f32; 16]> = want.into_iter().chain([spare]).collect();
     for isa in Isa::available() {
         for variant in Detected::variants(isa) {
-            let got: [[f32; 16]; 5] = variant.run_bytes(Sums(&codes, &x));
-            assert_eq!(got, want, "{variant:?}");
+            let got: [[f32; 16]; 6] = variant.run_bytes(Sums(&codes, &x));
+            assert_eq!(got[..], want, "{variant:?}");
         }
     }
 }

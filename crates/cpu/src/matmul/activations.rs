@@ -1,7 +1,7 @@
 //! Activations quantized to 8 bits, in the order in which kernels read them.
 //!
-//! A row is quantized in the groups of the weights, as [`super::definition`] says. Rows come
-//! in blocks, as many as a kernel takes at once:
+//! A row is quantized in the groups of the weights, as [`super::definition`] says, and rotated
+//! before that where the weights' columns are. Rows come in blocks, as many as a kernel takes at once:
 //!
 //! ```text
 //! vectors:  block = [cols / 8, rows, 8] bytes      the eights of all rows side by side
@@ -14,6 +14,7 @@ use crate::memory::{bytes, bytes_mut, values, values_mut};
 use crate::microkernel::even;
 use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::Tensor;
+use quant::Rotated;
 use std::ops::Range;
 
 /// How rows of quantized activations are grouped in blocks.
@@ -65,6 +66,8 @@ impl RowBlocks {
 pub(crate) struct QuantizedActivations {
     /// Columns of a group.
     pub(crate) group: usize,
+    /// How columns were rotated first, if they were.
+    rotated: Option<Rotated>,
     pub(crate) cols: usize,
     pub(crate) blocks: RowBlocks,
     /// The blocks' bytes, from the first page boundary on.
@@ -104,6 +107,7 @@ struct QuantizeRows<'a> {
     /// Rows that the block has memory for.
     rows: usize,
     group: usize,
+    rotated: Option<Rotated>,
     blocks: RowBlocks,
     q: &'a mut [i8],
     factors: &'a mut [f32],
@@ -130,8 +134,18 @@ impl Kernel for QuantizeRows<'_> {
         }
         for (m, x) in self.x.chunks_exact(self.cols).enumerate() {
             let x = &x[self.groups.start * group..self.groups.end * group];
-            for (g, x) in x.chunks_exact(group).enumerate() {
-                let x = x.as_chunks::<16>().0;
+            let mut turned = [0.0; Rotated::BLOCK];
+            for (g, own) in x.chunks_exact(group).enumerate() {
+                let mut own = own;
+                if let Some(rotated) = &self.rotated {
+                    let place = g * group % Rotated::BLOCK;
+                    if place == 0 {
+                        turned.copy_from_slice(&x[g * group..][..Rotated::BLOCK]);
+                        rotated.turn(&mut turned);
+                    }
+                    own = &turned[place..place + group];
+                }
+                let x = own.as_chunks::<16>().0;
                 let mut top = L::splat(0.0);
                 let mut poison = L::splat(0.0);
                 for x in x {
@@ -173,6 +187,7 @@ struct Quantize<'a> {
     n_rows: usize,
     cols: usize,
     group: usize,
+    rotated: Option<Rotated>,
     blocks: RowBlocks,
     q: DisjointSlice<'a, i8>,
     factors: DisjointSlice<'a, f32>,
@@ -204,6 +219,7 @@ impl Quantize<'_> {
             groups,
             rows: n,
             group: self.group,
+            rotated: self.rotated,
             blocks: self.blocks,
             q,
             factors,
@@ -218,6 +234,11 @@ impl Quantize<'_> {
             .device
             .pool
             .even_chunk(groups, QUANTIZED_RANGE / (block * self.group));
+        // What is rotated together stays together.
+        let some = match self.rotated {
+            Some(_) => some.next_multiple_of(Rotated::BLOCK / self.group),
+            None => some,
+        };
         let parts = groups.div_ceil(some);
         let n = run.len().div_ceil(block);
         self.device.pool.each(n * parts, 1, |_, range| {
@@ -251,11 +272,12 @@ impl Quantize<'_> {
 }
 
 impl QuantizedActivations {
-    /// Quantizes each of `runs` of `x` in groups of `group`; for tiles there must be one run.
+    /// Quantizes each of `runs` of `x` in groups of `group`, `rotated` if that is given; for tiles
+    /// there must be one run.
     pub(crate) fn new(
         device: &Device,
         x: &Tensor,
-        group: usize,
+        (group, rotated): (usize, Option<Rotated>),
         blocks: RowBlocks,
         runs: &[Range<usize>],
     ) -> Self {
@@ -278,6 +300,7 @@ impl QuantizedActivations {
                 n_rows: rows,
                 cols,
                 group,
+                rotated,
                 blocks,
                 q: DisjointSlice::new(&mut q[start..]),
                 factors: DisjointSlice::new(values_mut(&mut factors)),
@@ -289,6 +312,7 @@ impl QuantizedActivations {
         }
         QuantizedActivations {
             group,
+            rotated,
             cols,
             blocks,
             q,
@@ -296,9 +320,14 @@ impl QuantizedActivations {
         }
     }
 
-    /// Whether these are quantized in groups of `group` columns and in `blocks`.
-    pub(crate) fn is_for(&self, group: usize, blocks: RowBlocks) -> bool {
-        (self.group, self.blocks) == (group, blocks)
+    /// Whether these are quantized in groups of `group` columns, rotated in the same way, and in
+    /// `blocks`.
+    pub(crate) fn is_for(
+        &self,
+        (group, rotated): (usize, Option<Rotated>),
+        blocks: RowBlocks,
+    ) -> bool {
+        (self.group, self.rotated, self.blocks) == (group, rotated, blocks)
     }
 
     /// Rows `run`: one of the runs, or any rows where each is a block.

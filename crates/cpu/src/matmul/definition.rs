@@ -18,12 +18,14 @@
 //! y = fma(bias_g, d_g Σ q[c], y)                 only where there are biases
 //! ```
 //!
-//! with `level[code[c]]` for `code[c]` where codes stand for levels. [`dot`] computes it.
+//! with `level[code[c]]` for `code[c]` where codes stand for levels. Where columns were rotated
+//! before they were coded, `x` is rotated first ([`quant::Rotated::turn`]). [`dot`] computes it.
 //!
 //! No SIMD, no threads, no panels.
 
 use backend::math::Float;
-use quant::{Format, Row, Zero};
+use quant::{Format, Rotated, Row, Zero};
+use std::borrow::Cow;
 
 /// Quantizes one group of activations to `q`; returns `d` and `Σ q`.
 fn round_group(x: &[f32], q: &mut [i8]) -> (f32, f32) {
@@ -58,6 +60,11 @@ pub fn dot(format: &Format, row: Row<'_>, x: &[f32]) -> f32 {
     let mut codes = vec![0; x.len()];
     let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
     format.unpack(row, &mut codes, &mut scales, &mut biases);
+    let mut x = Cow::Borrowed(x);
+    if let Some(rotated) = view.rotated {
+        let blocks = x.to_mut().as_chunks_mut::<{ Rotated::BLOCK }>().0;
+        blocks.iter_mut().for_each(|x| rotated.turn(x));
+    }
     let mut y = 0.0f32;
     let mut q = vec![0; view.group];
     for (g, x) in x.chunks_exact(view.group).enumerate() {

@@ -60,8 +60,9 @@ impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
             };
             let wanted = blocks(w);
             let mut made = quantized[..n].iter().flatten();
-            if !made.any(|q| q.is_for(w.group, wanted)) {
-                quantized[n] = Some(QuantizedActivations::new(device, x, w.group, wanted, runs));
+            let groups = (w.group, w.rotated);
+            if !made.any(|q| q.is_for(groups, wanted)) {
+                quantized[n] = Some(QuantizedActivations::new(device, x, groups, wanted, runs));
                 n += 1;
             }
         }
@@ -76,7 +77,7 @@ impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
     fn quantized(&self, w: &QuantizedPanels) -> &QuantizedActivations {
         let blocks = (self.blocks)(w);
         let mut all = self.quantized.iter().flatten();
-        all.find(|q| q.is_for(w.group, blocks))
+        all.find(|q| q.is_for((w.group, w.rotated), blocks))
             .expect("quantized for every matrix")
     }
 }

@@ -7,10 +7,11 @@
 use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
 use super::pack_buffer::{PackBuffer, UnpackedRow};
 use super::quantized::{
-    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, ScaleLayout, TABLE4, biased, pairs,
+    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, ScaleLayout, TABLE3, TABLE4,
+    biased, pairs,
 };
 use crate::device::Device;
-use quant::{Codes, Row, Scalar, Stored, WeightLayout, Zero};
+use quant::{Codes, Rotated, Row, Scalar, Stored, WeightLayout, Zero};
 use std::sync::Mutex;
 
 /// Codes of `bits` as bytes, from a bit stream.
@@ -62,6 +63,18 @@ fn of_pairs<const K: usize, const N: usize>(codes: &[u8; K]) -> [u32; N] {
     })
 }
 
+/// 32 codes of 3 bits as three words of eight, whose spare bits are the last eight codes.
+#[inline(always)]
+fn of_threes(codes: &[u8; 32]) -> [u32; 3] {
+    /// The lowest bit of each code.
+    const LOWEST: u32 = 0x0101_0101;
+    let words = words::<8>(codes);
+    std::array::from_fn(|v| {
+        let spare = (words[6] >> v & LOWEST) << 3 | (words[7] >> v & LOWEST) << 7;
+        words[2 * v] | words[2 * v + 1] << 4 | spare
+    })
+}
+
 /// Eight codes in order, as four low halves and then four high ones: the halves of a word
 /// change places in steps of two and of one.
 #[inline(always)]
@@ -101,6 +114,7 @@ impl QuantizedPanels {
             group: view.group,
             kind,
             levels,
+            rotated: view.rotated,
             scales,
             span,
             code_bytes: 0,
@@ -113,7 +127,11 @@ impl QuantizedPanels {
         assert!(span.is_power_of_two(), "super-blocks of 1, 2, 4 … groups");
         let arrays = packed.scale_arrays();
         let scale_bytes: usize = arrays.map(|(n, size)| 16 * n * size).iter().sum();
-        packed.code_bytes = span * packed.vectors() * 64;
+        assert!(
+            (kind != TABLE3 && view.rotated.is_none()) || span * view.group == Rotated::BLOCK,
+            "super-blocks of what is rotated together"
+        );
+        packed.code_bytes = packed.bytes_of_codes();
         packed.superblock_bytes = (packed.code_bytes + scale_bytes).next_multiple_of(64);
         packed.panel_bytes = first.cols / view.group / span * packed.superblock_bytes;
         packed.source = pack::source(device, buffers, &packed, parts);
@@ -274,6 +292,7 @@ impl QuantizedPanels {
         let codes = rows.each_ref().map(|row| row.codes.as_slice());
         let stream = (1, self.span * self.group, 0);
         match (pairs(self.kind), self.code_bytes / 64 % 4) {
+            _ if self.kind == TABLE3 => self.put_codes(&codes, stream, panel, of_threes),
             (true, 0) => self.put_codes(&codes, stream, panel, of_pairs::<32, 4>),
             (true, _) => self.put_codes(&codes, stream, panel, of_pairs::<8, 1>),
             (false, 0) => self.put_codes(&codes, stream, panel, of_bytes::<16, 4>),
@@ -382,6 +401,9 @@ fn kind_of(view: &Codes) -> (CodeKind, [i8; 16]) {
         Zero::Levels(levels) if levels.iter().all(|l| (-8..8).contains(l)) => {
             (LEVEL4, std::array::from_fn(|code| code as i8 - 8))
         }
+        Zero::Levels(levels) if levels.len() == 8 && view.rotated.is_some() => {
+            (TABLE3, std::array::from_fn(|code| levels[code % 8]))
+        }
         Zero::Levels(levels) => {
             let level = |code: usize| levels.get(code).copied().unwrap_or(0);
             (TABLE4, std::array::from_fn(level))
@@ -408,7 +430,7 @@ fn scales_of(view: &Codes, kind: CodeKind, parts: &[Stored<'_>]) -> (ScaleLayout
 /// What each stored code is in a panel.
 fn panel_codes(view: &Codes, kind: CodeKind) -> [u8; 256] {
     std::array::from_fn(|code| match view.zero {
-        Zero::Levels(levels) if kind != TABLE4 => {
+        Zero::Levels(levels) if ![TABLE3, TABLE4].contains(&kind) => {
             let level = levels.get(code).copied().unwrap_or(0);
             if kind == LEVEL4 {
                 (level + 8) as u8
@@ -453,6 +475,16 @@ mod tests {
                 let (u, j) = w.place(c / w.group);
                 let (at, c) = (u * w.superblock_bytes + 64 * j * w.vectors(), c % w.group);
                 let code = w.map[usize::from(*code)];
+                if w.kind == TABLE3 {
+                    let (at, column) = (u * w.superblock_bytes + 4 * lane + c % 4, 16 * j + c);
+                    match column / 8 {
+                        3 => (0..3).for_each(|v| {
+                            panel[at + 64 * v] |= (code >> v & 1) << (3 + c % 8 / 4 * 4);
+                        }),
+                        v => panel[at + 64 * v] |= code << (c % 8 / 4 * 4),
+                    }
+                    continue;
+                }
                 match pairs(w.kind) {
                     true => panel[at + c / 8 * 64 + 4 * lane + c % 4] |= code << (c % 8 / 4 * 4),
                     false => panel[at + c / 4 * 64 + 4 * lane + c % 4] = code,

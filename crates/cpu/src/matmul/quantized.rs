@@ -19,13 +19,25 @@
 //! of its bytes are columns 0 to 3, the upper halves 4 to 7. Codes of 2 and 3 bits take as much
 //! memory as those of 4, codes of 5 and 6 bits as much as those of 8. Super-blocks are padded to
 //! whole cache lines.
+//!
+//! Codes of 3 bits for levels of a table take what they are ([`TABLE3`]). A super-block is two
+//! groups of 16 columns. Columns 0 to 23 lie in three vectors as pairs do, and the spare upper bit
+//! of each half is one of a code of columns 24 to 31:
+//!
+//! ```text
+//!   vector:          0                 1                 2
+//!   bits 0 to 2      column c          column 8 + c      column 16 + c       c = 0 … 3
+//!   bit 3            column 24 + c, bits 0, 1 and 2
+//!   bits 4 to 6      column 4 + c      column 12 + c     column 20 + c
+//!   bit 7            column 28 + c, bits 0, 1 and 2
+//! ```
 
 use super::activations::ActivationView;
 use super::pack::{self, PanelSource};
 use crate::arch::{Element, Lanes, with_element};
 use crate::pool::DisjointSlice;
 use half::f16;
-use quant::Scalar;
+use quant::{Rotated, Scalar};
 use std::ops::Range;
 
 /// How codes lie in a panel and what they stand for: a constant parameter of kernels.
@@ -40,10 +52,13 @@ pub(crate) const LEVEL4: CodeKind = 2;
 pub(crate) const TABLE4: CodeKind = 3;
 /// A code a byte, signed: the levels themselves.
 pub(crate) const LEVEL8: CodeKind = 4;
+/// Eight codes in three bytes, which stand for levels of a table. The table is twice in
+/// [`QuantizedPanels::levels`], so that the bit above a code does not matter.
+pub(crate) const TABLE3: CodeKind = 5;
 
 /// Whether codes lie in pairs.
 pub(crate) const fn pairs(kind: CodeKind) -> bool {
-    matches!(kind, AFFINE4 | LEVEL4 | TABLE4)
+    matches!(kind, AFFINE4 | LEVEL4 | TABLE4 | TABLE3)
 }
 
 /// Whether groups have biases.
@@ -134,8 +149,11 @@ pub(crate) struct QuantizedPanels {
     /// Columns of a group.
     pub(crate) group: usize,
     pub(crate) kind: CodeKind,
-    /// The levels that codes of 4 bits without biases stand for.
+    /// The levels that codes of up to 4 bits without biases stand for.
     pub(crate) levels: [i8; 16],
+    /// How columns were rotated before they were coded, if they were. A super-block is what was
+    /// rotated together.
+    pub(crate) rotated: Option<Rotated>,
     pub(crate) scales: ScaleLayout,
     /// Groups of a super-block. A power of two.
     pub(crate) span: usize,
@@ -155,6 +173,31 @@ impl QuantizedPanels {
     /// Vectors of codes of one group.
     pub(crate) fn vectors(&self) -> usize {
         self.group / if pairs(self.kind) { 8 } else { 4 }
+    }
+
+    /// Bytes of a super-block's codes.
+    pub(crate) fn bytes_of_codes(&self) -> usize {
+        let bytes = self.span * self.vectors() * 64;
+        if self.kind == TABLE3 {
+            bytes / 4 * 3
+        } else {
+            bytes
+        }
+    }
+
+    /// The code of row `lane` in column `c` of group `j` of the super-block with these `vectors`.
+    fn code(&self, vectors: &[u8], (j, c): (usize, usize), lane: usize) -> u8 {
+        let byte = |vector: usize| vectors[vector * 64 + lane * 4 + c % 4];
+        let (first, half) = (j * self.vectors(), c % 8 / 4 * 4);
+        match self.kind {
+            TABLE3 if j == 1 && c >= 8 => {
+                let bit = |vector: usize| (byte(vector) >> (half + 3) & 1) << vector;
+                bit(0) | bit(1) | bit(2)
+            }
+            TABLE3 => byte(first + c / 8) >> half & 7,
+            kind if pairs(kind) => byte(first + c / 8) >> half & 15,
+            _ => byte(first + c / 4),
+        }
     }
 
     /// The arrays of 16 elements, one a row, that hold a super-block's scales: how many of how
@@ -236,21 +279,21 @@ impl QuantizedPanels {
             let (vectors, scales) = superblock.split_at(self.code_bytes);
             for (j, out) in out.chunks_exact_mut(self.group).enumerate() {
                 let (scale, bias) = self.scale_and_bias(scales, j, lane);
-                let vectors = &vectors[j * self.vectors() * 64..];
                 for (c, out) in out.iter_mut().enumerate() {
-                    let byte = |at: usize| vectors[at * 64 + lane * 4 + c % 4];
-                    let code = match pairs(self.kind) {
-                        true => byte(c / 8) >> (c % 8 / 4 * 4) & 15,
-                        false => byte(c / 4),
-                    };
-                    let value = match self.kind {
-                        AFFINE4 | AFFINE8 => scale.mul_add(f32::from(code), bias),
-                        LEVEL8 => scale * f32::from(code as i8),
+                    let code = self.code(vectors, (j, c), lane);
+                    *out = match (&self.rotated, self.kind) {
+                        (Some(rotated), _) => scale * rotated.levels[usize::from(code)],
+                        (_, AFFINE4 | AFFINE8) => scale.mul_add(f32::from(code), bias),
+                        (_, LEVEL8) => scale * f32::from(code as i8),
                         _ => scale * f32::from(self.levels[usize::from(code)]),
                     };
-                    *out = value * factor;
                 }
             }
+            if self.rotated.is_some() {
+                let blocks = out.as_chunks_mut().0;
+                blocks.iter_mut().for_each(Rotated::undo);
+            }
+            out.iter_mut().for_each(|value| *value *= factor);
         }
     }
 }

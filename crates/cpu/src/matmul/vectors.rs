@@ -14,8 +14,8 @@
 
 use super::activations::GROUP_FACTORS;
 use super::quantized::{
-    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork, TABLE4, biased,
-    pairs,
+    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork, TABLE3, TABLE4,
+    biased, pairs,
 };
 use crate::arch::{Bytes, Lanes, Registers, store};
 use crate::device::Device;
@@ -60,6 +60,7 @@ kernels! {
     LEVEL4 in level4,
     TABLE4 in table4,
     LEVEL8 in level8,
+    TABLE3 in table3,
 }
 
 /// Panels whose sums a block of `rows` rows and `panels` panels keeps in registers at once.
@@ -169,8 +170,12 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
             "vectors fill the row"
         );
         assert!(
-            vectors.is_multiple_of(2 * wide) && w.superblock_bytes >= span * vectors * 64,
+            vectors.is_multiple_of(2 * wide) && w.code_bytes == w.bytes_of_codes(),
             "vectors come in pairs of eights"
+        );
+        assert!(
+            KIND != TABLE3 || (group, span) == (16, 2),
+            "the codes of two groups lie together"
         );
         Block {
             w,
@@ -264,7 +269,8 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
             }
         }
         // SAFETY: `new` has checked that each panel holds `vectors` vectors of every group, an
-        // even number of eights, and `q` as many eights of each row.
+        // even number of eights, and `q` as many eights of each row; of `TABLE3`, one less of
+        // every other group, whose place is never read.
         unsafe {
             let mut codes = self.data.as_ptr().add(at).cast::<[u8; 64]>();
             codes = codes.add(j * vectors + first * stride);
@@ -280,13 +286,14 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                         let codes = codes.add(r * stride + eight * wide);
                         // One line for each that is read, never many at once: a burst waits
                         // for free buffers, and arithmetic with it.
-                        if self.is_first {
+                        let spare = KIND == TABLE3 && j + eight == 2;
+                        if self.is_first && !spare {
                             for line in 0..wide {
                                 let line = codes.wrapping_add(line).cast::<u8>();
                                 B::Lanes::prefetch(line.wrapping_add(ahead));
                             }
                         }
-                        both[r] = Self::unpack_eight::<B>(codes, table);
+                        both[r] = Self::unpack_eight::<B>(codes, spare, table);
                     }
                     let x = x.add(2 * eight * M);
                     for m in (0..paired).step_by(2) {
@@ -294,7 +301,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                             let (two, (low, high)) = ([sums[m][r], sums[m + 1][r]], both[r]);
                             let x = x.add(2 * m);
                             [sums[m][r], sums[m + 1][r]] = match KIND {
-                                TABLE4 | LEVEL8 => B::add_pair::<true>(two, low, high, x),
+                                TABLE3 | TABLE4 | LEVEL8 => B::add_pair::<true>(two, low, high, x),
                                 _ => B::add_pair::<false>(two, low, high, x),
                             };
                         }
@@ -329,16 +336,26 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     ///
     /// # Safety
     ///
-    /// The vectors of eight columns are readable at `codes`.
+    /// The vectors of eight columns are readable at `codes`, or, if these are in `spare` bits of
+    /// three vectors, those before it.
     #[inline(always)]
     unsafe fn unpack_eight<B: Bytes>(
         codes: *const [u8; 64],
+        spare: bool,
         table: B::Codes,
     ) -> (B::Codes, B::Codes) {
-        // SAFETY: the first vector of eight columns, as promised.
-        let line = B::load(unsafe { &*codes });
+        let line = if KIND == TABLE3 && spare {
+            // SAFETY: the three vectors before, as promised.
+            unsafe {
+                let (a, b, c) = (&*codes.sub(3), &*codes.sub(2), &*codes.sub(1));
+                B::spare(B::load(a), B::load(b), B::load(c))
+            }
+        } else {
+            // SAFETY: the first vector of eight columns, as promised.
+            B::load(unsafe { &*codes })
+        };
         match KIND {
-            TABLE4 => (
+            TABLE3 | TABLE4 => (
                 B::lookup(table, B::low(line)),
                 B::lookup(table, B::high(line)),
             ),
@@ -368,7 +385,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     ) {
         let (at, j) = self.w.place(g);
         let at = at * self.w.superblock_bytes;
-        let codes = self.w.span * self.w.vectors() * 64;
+        let codes = self.w.code_bytes;
         for r in first..first + S {
             let start = r * self.w.panel_bytes + at;
             if self.is_first && j == 0 {

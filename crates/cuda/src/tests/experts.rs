@@ -52,7 +52,14 @@ pub(super) fn mixture(b: &dyn Backend, format: &'static quant::Format, n: usize)
 fn gpu_small_experts_of_many_rows_have_the_bits_of_few() {
     let Some(cuda) = gpu() else { return };
     let count = 9;
-    for name in ["bf16", "affine4-g64", "affine5-g32", "q8_0"] {
+    for name in [
+        "bf16",
+        "affine4-g64",
+        "affine5-g32",
+        "q8_0",
+        "tq3_1s",
+        "tq4_1s",
+    ] {
         let format = quant::format(name).unwrap();
         for (hidden, inner) in [(128, 64), (1280, 320)] {
             let experts = experts(&cuda, format, hidden, inner);

@@ -107,6 +107,7 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
         let prompts = [prompts("bf16", 256, 5), prompts("f16", 512, 8)];
         all.extend(prompts.into_iter().chain([delta(64, 256, 4)]));
         packings.push(Packing::E4m3 { group: 64 });
+        packings.extend([3, 4].map(|bits| Packing::Rotated { bits }));
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
     }
     for packing in packings {

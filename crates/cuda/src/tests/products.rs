@@ -8,7 +8,7 @@ use quant::Scalar;
 #[test]
 fn gpu_tables_hold_what_they_were_given() {
     let Some(cuda) = gpu() else { return };
-    // The last two are formats that become f16.
+    // Of these, mxfp4 becomes f16.
     for name in [
         "f32",
         "f16",
@@ -21,6 +21,8 @@ fn gpu_tables_hold_what_they_were_given() {
         "q4_k",
         "q6_k",
         "mxfp4",
+        "tq3_1s",
+        "tq4_1s",
     ] {
         let format = quant::format(name).unwrap();
         let (rows, cols) = (50, 512);
@@ -31,8 +33,8 @@ fn gpu_tables_hold_what_they_were_given() {
             &cuda,
             &y(&cuda),
             &y(&Reference),
-            // Scales of more bits than f16 has.
-            if ["q4_k", "q6_k", "mxfp4"].contains(&name) {
+            // Scales or levels of more bits than f16 has.
+            if ["q4_k", "q6_k", "mxfp4", "tq3_1s", "tq4_1s"].contains(&name) {
                 PRODUCT
             } else {
                 0.0
@@ -57,6 +59,8 @@ fn gpu_products_are_close_to_the_reference() {
         "affine5-g128",
         "affine6-g64",
         "affine8-g32",
+        "tq3_1s",
+        "tq4_1s",
     ] {
         let format = quant::format(name).unwrap();
         for (rows, cols, n) in [
@@ -90,6 +94,8 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
         "affine5-g32",
         "affine6-g64",
         "affine8-g32",
+        "tq3_1s",
+        "tq4_1s",
     ] {
         let format = quant::format(name).unwrap();
         // Rows of tiles that blocks share unevenly, of three matrices; few and many slices.

@@ -26,6 +26,7 @@ const fn of(
         super_group: 256,
         scale: Some(Scalar::F32),
         zero,
+        rotated: None,
     };
     block::format(name, ggml, (256, bytes), view, block)
 }

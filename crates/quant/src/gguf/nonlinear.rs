@@ -27,6 +27,7 @@ const fn view(group: usize, super_group: usize, scale: Scalar, levels: &'static 
         super_group,
         scale: Some(scale),
         zero: Zero::Levels(levels),
+        rotated: None,
     }
 }
 

@@ -25,6 +25,7 @@ const fn of(
         super_group: 32,
         scale: Some(Scalar::F16),
         zero,
+        rotated: None,
     };
     block::format(name, ggml, (32, bytes), view, block)
 }

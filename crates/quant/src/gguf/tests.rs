@@ -1,10 +1,13 @@
 use super::*;
 use crate::block::Pieces;
-use crate::{Codes, FORMATS, Owned, Scalar, Stored, WeightLayout, Zero, encode, format};
+use crate::{FORMATS, Owned, Scalar, Stored, WeightLayout, Zero, encode, format};
 use proptest::prelude::*;
 
 /// What other programs make of these blocks (`tests/golden/gguf_blocks.py`).
 const GOLDEN: &str = include_str!("../../../../tests/golden/gguf/blocks.txt");
+
+/// What values become in formats with rotated columns (`tests/golden/rotated_blocks.py`).
+const ROTATED: &str = include_str!("../../../../tests/golden/gguf/rotated.txt");
 
 fn bytes(hex: &str) -> Vec<u8> {
     let pairs = hex.as_bytes().chunks_exact(2);
@@ -20,7 +23,8 @@ fn floats(hex: &str) -> Vec<f32> {
 }
 
 fn golden(kind: &str) -> impl Iterator<Item = (&'static Format, &'static str, &'static str)> {
-    GOLDEN.lines().filter_map(move |line| {
+    let lines = GOLDEN.lines().chain(ROTATED.lines());
+    lines.filter_map(move |line| {
         let fields: Vec<&str> = line.split(' ').collect();
         let [found, name, input, output] = fields[..] else {
             panic!("four fields in {line}");
@@ -58,15 +62,17 @@ fn blocks_mean_what_other_programs_read() {
 }
 
 #[test]
-fn simple_formats_are_written_as_other_programs_write_them() {
-    let mut seen = 0;
+fn simple_and_rotated_formats_are_written_as_other_programs_write_them() {
+    let mut seen = Vec::new();
     for (format, values, blocks) in golden("encode") {
         let values = floats(values);
         let got = encode(format, &values, values.len(), Scalar::F32);
         assert_eq!(got.codes, bytes(blocks), "{}", format.name);
-        seen += 1;
+        seen.push(format.name);
     }
-    assert_eq!(seen, SIMPLE.len() + 1);
+    let simple = SIMPLE.iter().map(|f| f.name).chain(["mxfp4"]);
+    let rotated = ["tq3_1s", "tq4_1s"].into_iter().flat_map(|name| [name; 12]);
+    assert_eq!(seen, simple.chain(rotated).collect::<Vec<_>>());
 }
 
 #[test]
@@ -204,6 +210,8 @@ fn stored_values_err_no_more_than_with_other_programs() {
         ("mxfp4", 0.11246),
         ("q3_k", 0.14780),
         ("q2_k", 0.28957),
+        ("tq3_1s", 0.15131),
+        ("tq4_1s", 0.07283),
     ] {
         let error = error(format(name).unwrap(), &values);
         assert!(
@@ -216,7 +224,7 @@ fn stored_values_err_no_more_than_with_other_programs() {
 proptest! {
     #[test]
     fn a_view_of_codes_gives_the_decoded_values(seed in proptest::collection::vec(any::<u8>(), 210 * 4), values in proptest::collection::vec(-1f32..1.0, 512)) {
-        let here = |f: &&Format| f.codes().is_some() && !matches!(f.layout, WeightLayout::Scaled { .. });
+        let here = |f: &&Format| f.codes().is_some_and(|c| c.rotated.is_none()) && !matches!(f.layout, WeightLayout::Scaled { .. });
         for format in FORMATS.iter().copied().flatten().filter(here) {
             let owned: Owned;
             let matrix = match format.layout {
@@ -277,8 +285,15 @@ proptest! {
             let back = encode(format, &[0.0; 256], 256, Scalar::F16).view().to_f32();
             prop_assert!(back.iter().all(|v| *v == 0.0), "{}", format.name);
             let back = encode(format, &[value; 256], 256, Scalar::F16).view().to_f32();
+            let far = 0.34 * value.abs() + 1e-6;
+            if TURBO.contains(format) {
+                // The error of a rotated column is spread over its block.
+                let square: f32 = back.iter().map(|v| (v - value) * (v - value)).sum();
+                prop_assert!((square / 256.0).sqrt() <= far, "{} {value} {square}", format.name);
+                continue;
+            }
             for v in back {
-                prop_assert!((v - value).abs() <= 0.34 * value.abs() + 1e-6, "{} {value} {v}", format.name);
+                prop_assert!((v - value).abs() <= far, "{} {value} {v}", format.name);
             }
         }
     }
@@ -297,11 +312,56 @@ proptest! {
     }
 }
 
-/// Formats without such a view are decoded only.
+/// Of formats with rotated columns, with their own levels instead of the integers near them.
 #[test]
-fn rotated_blocks_have_no_codes() {
+fn codes_of_rotated_columns_and_their_scales_are_all_that_a_row_is() {
+    for (format, _, blocks) in golden("encode").filter(|(f, ..)| TURBO.contains(f)) {
+        let blocks = bytes(blocks);
+        let WeightLayout::Block { bytes: size, .. } = format.layout else {
+            panic!("blocks");
+        };
+        let cols = blocks.len() / usize::from(size) * 32;
+        let view = format.codes().unwrap();
+        let levels = view.rotated.unwrap().levels;
+        let (mut codes, mut scales) = (vec![0; cols], vec![0.0; cols / 16]);
+        let mut biases = scales.clone();
+        let matrix = one_row(format, cols, &blocks);
+        format.unpack(matrix.row(0), &mut codes, &mut scales, &mut biases);
+        let levels = codes.iter().map(|&code| levels[usize::from(code)]);
+        let mut values: Vec<f32> = levels
+            .enumerate()
+            .map(|(c, level)| level * scales[c / 16])
+            .collect();
+        let blocks = values.as_chunks_mut().0;
+        blocks.iter_mut().for_each(crate::Rotated::undo);
+        assert_eq!(bits(&values), bits(&matrix.to_f32()), "{}", format.name);
+    }
+}
+
+#[test]
+fn integer_levels_of_rotated_columns_are_within_0_012_of_the_own_ones() {
     for format in TURBO {
-        assert_eq!(format.codes(), None::<Codes>);
-        assert!(!format.can_encode());
+        let view = format.codes().unwrap();
+        let rotated = view.rotated.unwrap();
+        let Zero::Levels(levels) = view.zero else {
+            panic!("levels");
+        };
+        assert_eq!(
+            (levels.len(), rotated.levels.len()),
+            (1 << view.bits, 1 << view.bits)
+        );
+        for (&near, own) in levels.iter().zip(rotated.levels) {
+            assert!((f32::from(near) * rotated.step - own).abs() < 0.012);
+        }
+    }
+}
+
+#[test]
+fn a_scale_beyond_half_precision_becomes_the_largest() {
+    for format in TURBO {
+        let stored = encode(format, &[1e6; 32], 32, Scalar::F32);
+        let read = stored.view().to_f32();
+        assert!(read.iter().all(|v| v.is_finite()), "{}", format.name);
+        assert!(read.iter().sum::<f32>() > 32.0 * 3e4, "{}", format.name);
     }
 }

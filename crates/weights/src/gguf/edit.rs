@@ -366,7 +366,7 @@ mod tests {
         fn columns_of_any_format_are_moved_exactly(seed in proptest::collection::vec(-2f32..2.0, 997)) {
             let cols = 6 * 128;
             let values: Vec<f32> = seed.iter().copied().cycle().take(2 * cols).collect();
-            for name in ["q8_0", "q4_0", "bf16", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "mxfp4"] {
+            for name in ["q8_0", "q4_0", "bf16", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "mxfp4", "tq3_1s", "tq4_1s"] {
                 let stored = quant::encode(quant::format(name).unwrap(), &values, cols, Scalar::F32);
                 let mut expected = vec![0.0; 2 * cols];
                 let file = stored.view().to_f32();

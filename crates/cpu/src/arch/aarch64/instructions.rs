@@ -47,7 +47,7 @@ instructions! {
     fn(int16x8_t) -> int32x4_t: vpaddlq_s16;
 
     fn(u8) -> uint8x16_t: vdupq_n_u8;
-    fn(uint8x16_t, uint8x16_t) -> uint8x16_t: vandq_u8 vqtbl1q_u8;
+    fn(uint8x16_t, uint8x16_t) -> uint8x16_t: vandq_u8 vorrq_u8 vqtbl1q_u8;
     [i32](uint8x16_t) -> uint8x16_t: vshrq_n_u8;
     fn(uint8x16_t) -> int8x16_t: vreinterpretq_s8_u8;
     fn(uint8x16_t) -> uint32x4_t: vreinterpretq_u32_u8;

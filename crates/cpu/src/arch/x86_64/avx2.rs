@@ -220,6 +220,16 @@ impl Lanes for Avx2 {
 pub(in crate::arch) struct Avx2Bytes<const VNNI: bool>;
 
 impl<const VNNI: bool> Avx2Bytes<VNNI> {
+    /// [`Bytes::spare`] of one vector.
+    #[inline(always)]
+    fn spare_half(a: __m256i, b: __m256i, c: __m256i) -> __m256i {
+        let mask = _mm256_set1_epi8(0x88u8 as i8);
+        let a = _mm256_srli_epi16::<3>(_mm256_and_si256(a, mask));
+        let b = _mm256_srli_epi16::<2>(_mm256_and_si256(b, mask));
+        let c = _mm256_srli_epi16::<1>(_mm256_and_si256(c, mask));
+        _mm256_or_si256(a, _mm256_or_si256(b, c))
+    }
+
     /// Adds products of one vector. Without `VNNI` the codes are below 16.
     #[inline(always)]
     fn half(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
@@ -308,6 +318,13 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
             _mm256_srli_epi16::<4>(codes.0),
             _mm256_srli_epi16::<4>(codes.1),
         ))
+    }
+    #[inline(always)]
+    fn spare(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes {
+        (
+            Self::spare_half(a.0, b.0, c.0),
+            Self::spare_half(a.1, b.1, c.1),
+        )
     }
     #[inline(always)]
     fn zero() -> Self::Sums {

@@ -223,6 +223,14 @@ impl Bytes for Avx512Bytes {
         _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi8(15))
     }
     #[inline(always)]
+    fn spare(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+        let mask = _mm512_set1_epi8(0x88u8 as i8);
+        let a = _mm512_srli_epi16::<3>(_mm512_and_si512(a, mask));
+        let b = _mm512_srli_epi16::<2>(_mm512_and_si512(b, mask));
+        let c = _mm512_srli_epi16::<1>(_mm512_and_si512(c, mask));
+        _mm512_or_si512(a, _mm512_or_si512(b, c))
+    }
+    #[inline(always)]
     fn zero() -> __m512i {
         _mm512_setzero_si512()
     }
