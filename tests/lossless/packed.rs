@@ -24,7 +24,9 @@ fn speculation_never_changes_a_token_with_rotated_weights() {
 fn stored_as(subject: &Subject, format: &str, pins: &str) -> Subject {
     let name = subject.target.strip_prefix("models/").unwrap();
     let file = format!("{name}-{format}-{pins}-{}.gguf", std::process::id());
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    std::fs::create_dir_all(folder).unwrap();
+    let path = folder.join(file);
     let stored = Checkpoint::open(&repository(subject.target)).unwrap();
     let quantize = Quantize {
         pins: Pins::named(pins).unwrap(),

@@ -138,7 +138,9 @@ impl Quantize {
                 pins: Pins::NONE,
                 ..self.clone()
             };
-            (bare.format_of(item) != Some(format)).then_some((item.name.as_str(), format))
+            let fits = item.cols().is_multiple_of(format.block);
+            let is_pinned = fits && bare.format_of(item) != Some(format);
+            is_pinned.then_some((item.name.as_str(), format))
         };
         recipe.items.iter().filter_map(pinned).collect()
     }

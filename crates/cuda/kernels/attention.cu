@@ -26,7 +26,6 @@ DEVICE bool blocks_take_pages(const AttentionArgs &a, u32 seq) {
 // Block (row, head, MERGE_COLUMNS columns): a thread a column. Sums of rotated values, whose groups of columns a block
 // has whole, are turned back. The block also stores its columns as Activations, where there are whole tiles.
 #define MERGE_UNITS 512
-#define MERGE_COLUMNS 128
 #define MERGE_AHEAD 32 // units that a thread loads before it adds them
 KERNEL __launch_bounds__(MERGE_COLUMNS) attention_merge(AttentionArgs a, Activations h) {
     __shared__ float2 of_unit[MERGE_UNITS]; // factor and sum

@@ -1,7 +1,7 @@
 //! Attention over pages of keys and values (kernels/attention*.cu).
 
 use crate::args::{Activations, Args, AttentionArgs};
-use crate::constants::{ATTENTION_WGMMA, PAGE_UNIT_KEYS, SPLIT_KEYS};
+use crate::constants::{ATTENTION_WGMMA, MERGE_COLUMNS, PAGE_UNIT_KEYS, SPLIT_KEYS};
 use crate::kv::{Pages, bound, kernel, undo_rotations};
 use crate::launch::{Device, Launch};
 use crate::machine::{Grid, Kernel};
@@ -25,9 +25,6 @@ const TILE_VALUES: usize = 32 * 32;
 
 /// Bytes of shared memory that a block takes beside its own.
 const BLOCK_RESERVE: usize = 1024;
-
-/// Columns of a head that a block of `attention_merge` takes.
-const MERGE_COLUMNS: usize = 128;
 
 /// Bytes of the scales of a stage's two tiles, where they have some.
 const STAGE_SCALES: usize = 64 * 2;

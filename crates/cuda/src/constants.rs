@@ -41,6 +41,9 @@ pub(crate) const SPLIT_KEYS: usize = 256;
 /// Keys before which units of attention are pages, and not splits.
 pub(crate) const PAGE_UNIT_KEYS: usize = 2048;
 
+/// Columns of a head that a block of `attention_merge` takes.
+pub(crate) const MERGE_COLUMNS: usize = 128;
+
 /// Rows whose convolution is one block's in the delta rule, where one kernel does not take them all.
 pub(crate) const CHUNK_ROWS: usize = 32;
 
@@ -68,6 +71,7 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
         "attention" | "kv_append" | ATTENTION_WGMMA => vec![
             ("SPLIT_KEYS", SPLIT_KEYS),
             ("PAGE_UNIT_KEYS", PAGE_UNIT_KEYS),
+            ("MERGE_COLUMNS", MERGE_COLUMNS),
         ],
         "delta" => vec![
             ("CHUNK_ROWS", CHUNK_ROWS),

@@ -56,7 +56,7 @@ fn is_linear(codes: &Codes) -> bool {
 impl Packing {
     /// What the parts of a matrix have in common; nothing, if they are `f32` or
     /// differ. Formats whose codes tensor cores cannot take as they are, because a
-    /// group is narrower than 32 columns or codes name levels, become f16.
+    /// group is narrower than 32 columns or codes name levels, become f16, but for those with rotated columns.
     pub(crate) fn of(parts: &[Stored<'_>]) -> Option<Self> {
         let first = parts.first()?;
         let format = first.format;

@@ -40,8 +40,10 @@ fn kinds(n: usize, longest: usize) -> Vec<(usize, usize)> {
         let drafts = (1..=longest).map(|length| (length, length));
         return [plain].into_iter().chain(drafts).collect();
     }
-    let lengths = LEVELS.into_iter();
-    let lengths = lengths.take_while(|&length| length <= longest.min(BATCH_LENGTH));
+    // A batch's drafts have a length among these, but for the longest that there may be.
+    let most = longest.min(BATCH_LENGTH);
+    let shorter = LEVELS.into_iter().take_while(move |&length| length < most);
+    let lengths = shorter.chain([most]);
     let whole = lengths.clone().map(|length| (length, length * n));
     let cut = lengths.map(|length| (length, length * n - n / 2));
     let drafts = whole.chain(cut.filter(|&(_, tokens)| tokens >= n));
@@ -169,35 +171,41 @@ impl Speculator {
         let most = self.memory.size().sequences;
         let fewer = (2..most).map(|n| if n == 2 { 2 } else { most + 2 - n });
         let numbers = [1, most].into_iter().take(most).chain(fewer);
-        let (start, mut deadline) = (Instant::now(), limit);
+        let (heads, start) = (self.n_heads().max(1), Instant::now());
         for n in numbers {
-            for head in 0..self.n_heads().max(1) {
+            let deadline = if n == 1 { limit } else { 3 * limit };
+            for head in 0..heads {
+                let now = start.elapsed();
+                let share = deadline.saturating_sub(now) / (heads - head) as u32;
+                if share.is_zero() {
+                    break;
+                }
                 let done = self.keeping_times(|this| {
                     let mut streams = this.open_unread(prompt, n, head)?;
-                    let result = this.run_kinds(&mut streams, &kinds(n, longest), start, deadline);
+                    let result = this.run_kinds(&mut streams, &kinds(n, longest), share);
                     streams.into_iter().for_each(|stream| this.close(stream));
                     result
                 });
                 match done {
                     // The memory may be for fewer whole texts.
-                    Err(RoundError::Memory(_)) => break,
+                    Err(RoundError::Memory(_)) if n > 1 => break,
                     done => done?,
                 }
             }
-            deadline = 3 * limit;
         }
         Ok(())
     }
 
     /// Runs rounds of `streams` until a device has recorded what rounds of these kinds do: tokens that are drafted for each
-    /// stream, and those of all drafts that are verified. Starts no round that would end after `limit` from `start` on.
+    /// stream, and those of all drafts that are verified; fewer where the drafter makes shorter drafts. Starts no round that
+    /// would end after `limit`, if it takes as long as the one before it.
     fn run_kinds(
         &mut self,
         streams: &mut [Stream],
         kinds: &[(usize, usize)],
-        start: Instant,
         limit: Duration,
     ) -> Result<(), RoundError> {
+        let start = Instant::now();
         let size = self.memory.size();
         let (chunk, context) = (size.step_rows, size.context);
         let (n, has_heads) = (streams.len(), !self.drafters.heads.is_empty());
@@ -234,7 +242,7 @@ impl Speculator {
             }
             // Prompts may take several rounds.
             let has_begun = streams.iter().all(|stream| !stream.output().is_empty());
-            drafted = (has_begun && left == 0).then_some(kind);
+            drafted = has_begun.then_some(kind);
             last = start.elapsed() - began;
         }
         Ok(())

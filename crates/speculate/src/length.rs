@@ -102,7 +102,7 @@ impl Lengths {
 
     /// Takes `costs` for what rounds cost, until they are measured.
     pub fn set_costs(&mut self, costs: Costs) {
-        self.costs = costs;
+        self.costs = costs.counting(self.records);
     }
 
     /// Forgets what guesses were worth of which `before` did not know; times are kept.

@@ -180,6 +180,14 @@ impl Costs {
         }
     }
 
+    /// These times, of a device on which a step's time also goes `by_streams`.
+    pub(super) fn counting(self, by_streams: bool) -> Self {
+        Costs {
+            by_streams: self.by_streams || by_streams,
+            ..self
+        }
+    }
+
     /// What [`Costs::points`] said.
     pub fn of_points(points: &[CostPoint]) -> Self {
         let mut costs = Costs::counted(
@@ -265,6 +273,10 @@ impl Costs {
         let kind = self.step_kind(cost.context, cost.streams);
         let curve = entry(&mut self.verify, kind, Curve::default);
         curve.learn(cost.rows, verify, touched, self.rounds);
+        if self.by_streams {
+            // The times of another number of streams stood in here.
+            curve.drop_guesses_around(cost.rows);
+        }
         for (head, time) in cost.heads() {
             let (curves, count) = match cost.drafts.of_head(head) {
                 (CostOf::Reading, count) => (&mut self.reading[head], count),
@@ -310,9 +322,11 @@ impl Costs {
     pub fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
         let curve = nearest(&self.verify, self.step_kind(context, streams))?;
         let fresh = |p: &Point| p.last + STALE > self.rounds;
+        // The nearest curve may be that of more streams, whose steps all have more rows.
+        let least = *curve.0.first_key_value()?.0;
         curve
             .0
-            .range(..=streams)
+            .range(..=streams.max(least))
             .any(|(_, p)| fresh(p))
             .then(|| curve.at(streams, None) + self.draft_ms(context, streams, Longest::default()))
     }
@@ -456,6 +470,38 @@ fn octave(context: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_other_numbers_of_streams_stand_in_until_there_are_own_ones() {
+        let mut costs = Costs::counted(true);
+        let took = |streams: usize, rows: usize, ms: u64| RoundCost {
+            streams,
+            rows,
+            context: 100,
+            experts: None,
+            drafts: Longest::default(),
+            verify: Duration::from_millis(ms),
+            draft: Duration::ZERO,
+            by_head: [None; MAX_HEADS],
+        };
+        (1..=9).for_each(|rows| costs.learn(&took(1, rows, 10 + rows as u64)));
+        let ms = |costs: &Costs, streams, rows| costs.verify_ms(100, streams, (rows, None));
+        assert_eq!([ms(&costs, 1, 6), ms(&costs, 4, 6)], [16.0; 2]);
+        costs.learn(&took(4, 4, 20));
+        costs.learn(&took(4, 8, 40));
+        assert_eq!(ms(&costs, 4, 6), 30.0, "between the two of four streams");
+        assert_eq!(ms(&costs, 1, 6), 16.0);
+        // Five streams go by four, whose steps all have fewer rows; three too, though these have more.
+        assert_eq!(ms(&costs, 5, 8), 40.0);
+        assert!(costs.plain_step(100, 3).is_some());
+        let again = Costs::of_points(&costs.points());
+        assert_eq!([ms(&again, 4, 6), ms(&again, 1, 6)], [30.0, 16.0]);
+        assert!(
+            Costs::of_points(&again.points())
+                .plain_step(100, 3)
+                .is_some()
+        );
+    }
 
     fn cost(streams: usize, rows: usize, context: usize, ms: (u64, u64)) -> RoundCost {
         RoundCost {

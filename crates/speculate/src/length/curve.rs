@@ -88,6 +88,21 @@ impl Curve {
         }
     }
 
+    /// Forgets guesses between `count` and the nearest counts that were measured.
+    pub(super) fn drop_guesses_around(&mut self, count: usize) {
+        let is_measured = |&(_, point): &(&usize, &Point)| point.seen > 0.0;
+        let below = self.0.range(..count).rev().find(is_measured);
+        let above = self.0.range(count + 1..).find(is_measured);
+        let (low, high) = (below.map(|(&n, _)| n), above.map(|(&n, _)| n));
+        self.0.retain(|&n, point| {
+            let is_between = match n < count {
+                true => low.is_some_and(|low| n > low),
+                false => high.is_some_and(|high| n < high),
+            };
+            point.seen > 0.0 || !is_between
+        });
+    }
+
     /// The time of `count`: between the nearest counts on a line; beyond the last one on its line
     /// with half of it, or with the one before it if none is so low, never falling: rows fill tiles, so the
     /// line of two counts that are near can be flat. A single point counts for all, and no point is 0.

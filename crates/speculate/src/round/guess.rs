@@ -64,8 +64,8 @@ impl Speculator {
         Ok((longest, times))
     }
 
-    /// Cuts drafts where the drafter itself is so unsure that the guesses are not worth their rows; copies, too, on a device
-    /// that records steps, so that it has fewer kinds of them.
+    /// Cuts drafts where the drafter itself is so unsure that the guesses are not worth their rows. Copies are cut as well on a
+    /// device that records steps: their lengths would make steps of ever new sizes.
     fn cut_drafts(
         &mut self,
         streams: &mut [&mut Stream],
