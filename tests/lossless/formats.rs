@@ -42,7 +42,7 @@ fn speculation_never_changes_a_token_in_any_format_of_keys_and_values() {
 }
 
 /// Asserts that the trained subjects write the same with every drafter as by plain decoding, with keys and
-/// values in each of [`PAIRS`], on one of `backends` as on the other.
+/// values by each of [`PLANS`], on one of `backends` as on the other.
 pub(crate) fn assert_lossless_in_formats(backends: &[Arc<dyn Backend>; 2]) {
     let drafts = [
         (Draft::Head, Fixed(3), 64, 2),

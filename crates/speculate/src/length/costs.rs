@@ -320,13 +320,16 @@ impl Costs {
     /// Milliseconds of a round of `streams` streams without drafts, if one like it was seen of
     /// late.
     pub fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
-        let curve = nearest(&self.verify, self.step_kind(context, streams))?;
+        let kind = self.step_kind(context, streams);
+        let curve = nearest(&self.verify, kind)?;
         let fresh = |p: &Point| p.last + STALE > self.rounds;
-        // The nearest curve may be that of more streams, whose steps all have more rows.
-        let least = *curve.0.first_key_value()?.0;
+        // What stands in for it may be times of more streams, whose steps all have more rows.
+        let stands_in = self.by_streams && !self.verify.contains_key(&kind);
+        let least = curve.0.keys().next().copied().filter(|_| stands_in);
+        let most = streams.max(least.unwrap_or(0));
         curve
             .0
-            .range(..=streams.max(least))
+            .range(..=most)
             .any(|(_, p)| fresh(p))
             .then(|| curve.at(streams, None) + self.draft_ms(context, streams, Longest::default()))
     }
