@@ -32,15 +32,14 @@ const EXPERT_ROWS: usize = 8;
 const EXPERT_PASSES: usize = 6;
 
 /// Kinds of rounds of `n` streams with drafts of up to `longest` tokens: tokens that are drafted for each stream, and
-/// those of all drafts that are verified. Of several streams there are those lengths that a batch's drafts are made of, first whole
-/// and then with some drafts shorter by one, since drafts are cut.
+/// those of all drafts that are verified. Of several streams, drafts have the lengths that a batch's drafts are made of, up
+/// to [`BATCH_LENGTH`]: first all of them whole, and then half of them shorter by one, since drafts are cut.
 fn kinds(n: usize, longest: usize) -> Vec<(usize, usize)> {
     let plain = (1, 0);
     if n == 1 {
         let drafts = (1..=longest).map(|length| (length, length));
         return [plain].into_iter().chain(drafts).collect();
     }
-    // A batch's drafts have a length among these, but for the longest that there may be.
     let most = longest.min(BATCH_LENGTH);
     let shorter = LEVELS.into_iter().take_while(move |&length| length < most);
     let lengths = shorter.chain([most]);
