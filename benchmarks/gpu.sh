@@ -2,7 +2,7 @@
 # Everything that needs an NVIDIA GPU: `benchmarks/gpu.sh FOLDER [MODEL …]`.
 #
 # Runs the tests of the kernels, the lossless suite, both again under
-# compute-sanitizer where it is installed, and the measurements of steps.rs.
+# compute-sanitizer where it is installed, and the measurements of `steps`.
 # Logs go to FOLDER. Needs a driver, and NVRTC on LD_LIBRARY_PATH. BINARIES may
 # name a folder with the test binaries `unit`, `lossless` and `steps`, built
 # elsewhere; then nothing is compiled here.

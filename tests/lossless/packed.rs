@@ -2,7 +2,7 @@
 
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TRAINED, greedy_prompts};
-use crate::writing::{Setup, assert_same, backend, write};
+use crate::writing::{Setup, assert_same_with_drafts, backend};
 use backend::Backend;
 use convert::{Pins, Quantize, convert};
 use cpu::Isa;
@@ -66,24 +66,10 @@ pub(crate) fn assert_lossless_with_rotated_weights(backends: &[Arc<dyn Backend>;
             let subject = stored_as(subject, format, pins);
             let (what, sampling) = &samplings()[(s + f) % 3];
             let plain = Setup::plain(subject, &backends[f]);
-            let want = write(&plain, prompts, 0, sampling, &[]).texts;
-            for (d, (draft, length, chunk, width)) in drafts.into_iter().enumerate() {
-                if subject.lacks(draft) {
-                    continue;
-                }
-                let setup = Setup {
-                    draft,
-                    length,
-                    chunk,
-                    width,
-                    mapped: d % 2 == 1 && backends[0].capabilities().mapped_weights,
-                    backend: &backends[(f + d) % 2],
-                    ..plain
-                };
-                let got = write(&setup, prompts, 0, sampling, &want);
-                assert_same(&setup, what, &got, &want);
-                accepted += got.accepted;
-            }
+            let (cells, sampling) = (drafts.into_iter().enumerate(), (*what, sampling));
+            let (want, _, n) =
+                assert_same_with_drafts(&plain, backends, cells, prompts, sampling, f);
+            accepted += n;
             std::fs::remove_file(subject.target).unwrap();
             texts.push(want);
         }

@@ -411,6 +411,43 @@ pub(crate) struct Written {
     pub(crate) guesses: Vec<[Guesses; Guesser::ALL.len()]>,
 }
 
+/// A drafter, the length of its drafts, rows of a step, and texts at once.
+pub(crate) type DraftCell = (Draft, DraftLength, usize, usize);
+
+/// Writes as `plain` says, and asserts that each of these numbered drafters leaves the texts as they are: those of odd
+/// numbers with mapped weights, on `backends` in turn from `first_backend` on. Returns the texts, and how many tokens were
+/// drafted and accepted.
+pub(crate) fn assert_same_with_drafts<'a>(
+    plain: &Setup<'a>,
+    backends: &'a [Arc<dyn Backend>; 2],
+    cells: impl Iterator<Item = (usize, DraftCell)>,
+    prompts: &[Vec<u32>],
+    (what, sampling): (&str, &Sampling),
+    first_backend: usize,
+) -> (Vec<Text>, u64, u64) {
+    let want = write(plain, prompts, 0, sampling, &[]).texts;
+    let (mut drafted, mut accepted) = (0, 0);
+    for (d, (draft, length, chunk, width)) in cells {
+        if plain.subject.lacks(draft) {
+            continue;
+        }
+        let setup = Setup {
+            draft,
+            length,
+            chunk,
+            width,
+            mapped: d % 2 == 1 && backends[0].capabilities().mapped_weights,
+            backend: &backends[(first_backend + d) % 2],
+            ..*plain
+        };
+        let got = write(&setup, prompts, 0, sampling, &want);
+        assert_same(&setup, what, &got, &want);
+        drafted += got.drafted;
+        accepted += got.accepted;
+    }
+    (want, drafted, accepted)
+}
+
 pub(crate) fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Text]) {
     for (i, (got, want)) in got.texts.iter().zip(want).enumerate() {
         if got != want {

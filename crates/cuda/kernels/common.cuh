@@ -129,10 +129,11 @@ DEVICE u32 rescale_f16x2(float scale, float inverse_common) {
     asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(v) : "f"(scale * inverse_common));
     return v;
 }
-// Rotates each half of a tile of 64 columns, of which a warp's lanes have two neighbors each, as quant/src/rotated.rs
-// does and with its bits: D(signs), a Hadamard butterfly, 1 / sqrt(32).
+// The rotation of weights in blocks of 32 columns, as quant/src/rotated.rs defines it and with its bits: signs, a
+// Hadamard butterfly, 1 / sqrt(32).
 DEVICE float rotated_sign(int column) { return 0x696b4b4au >> (column & 31) & 1 ? -1.0f : 1.0f; }
 #define ROTATED_SCALE 0.17677669f
+// Rotates both blocks of a tile of 64 columns, of which a warp's lanes have two neighbors each.
 DEVICE void rotate_tile(float &v0, float &v1) {
     const int lane = threadIdx.x & 31;
     const float a = v0 * rotated_sign(2 * lane), b = v1 * rotated_sign(2 * lane + 1);

@@ -61,7 +61,8 @@ KERNEL __launch_bounds__(256) to_activations(const float *x, int cols, Activatio
                               c + 1 < cols ? x[row * cols + c + 1] : 0.0f);
     });
 }
-// The same for weights whose columns were rotated: block (chunk, row).
+// x as Activations of products with weights whose columns were rotated: each 32 columns are rotated, too. Block (chunk,
+// row).
 KERNEL __launch_bounds__(256) rotate_to_activations(const float *x, int cols, Activations h) {
     pdl_sync();
     const u64 row = blockIdx.y;

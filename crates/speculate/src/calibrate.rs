@@ -164,7 +164,7 @@ impl Speculator {
         longest: usize,
         limit: Duration,
     ) -> Result<(), RoundError> {
-        if !self.b.capabilities().records {
+        if !self.lengths.records() {
             return Ok(());
         }
         let most = self.memory.size().sequences;

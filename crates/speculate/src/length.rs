@@ -95,6 +95,11 @@ impl Lengths {
         }
     }
 
+    /// Whether the device records steps of each kind.
+    pub(crate) fn records(&self) -> bool {
+        self.records
+    }
+
     /// What rounds have cost so far.
     pub fn costs(&self) -> &Costs {
         &self.costs

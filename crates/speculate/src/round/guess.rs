@@ -72,7 +72,7 @@ impl Speculator {
         rows: &[StreamRows],
         limits: &[DraftLimit],
     ) {
-        let records = self.b.capabilities().records;
+        let records = self.lengths.records();
         let is_cut = |stream: &Stream| {
             let is_told = match stream.guesser {
                 Guesser::Head(_) => !stream.confidences.is_empty(),

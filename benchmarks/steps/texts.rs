@@ -1,0 +1,189 @@
+//! Texts of any length that nobody computed, and the times of steps and drafts behind them.
+
+use crate::random::Random;
+use backend::{Batch, Chain, Link, Record, Sample, StepKey, Store, Tensor, TokenChoice};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
+use models::{ChainedHead, Qwen35Mtp, Target};
+use serde_json::{Value, json};
+use speculate::Sampling;
+use std::time::Instant;
+
+/// The middle one of some times.
+pub(crate) fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+/// A token that differs from its neighbors.
+pub(crate) fn token(i: usize) -> u32 {
+    (i.wrapping_mul(2_654_435_761) % 200_000) as u32
+}
+
+/// Lengthens `sequence` to `context` rows without computing them.
+pub(crate) fn extend(memory: &mut Memory, sequence: &mut cache::Sequence, context: usize) {
+    let mut batch = Batch::default();
+    while sequence.len() < context {
+        batch.clear();
+        let tokens: Vec<u32> = (sequence.len()..context.min(sequence.len() + 2048))
+            .map(token)
+            .collect();
+        memory
+            .push(&mut batch, sequence, &tokens, tokens.len())
+            .unwrap();
+        let len = sequence.len();
+        memory.truncate(sequence, len);
+    }
+}
+
+/// A text and the memory that it lies in.
+pub(crate) struct Text<'a> {
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) sequence: &'a mut cache::Sequence,
+    pub(crate) key: StepKey,
+}
+
+impl Text<'_> {
+    /// Medians of the seconds that a recorded step of `rows` rows takes at the text's end, and of those until it is
+    /// launched.
+    pub(crate) fn time_step(&mut self, b: &Random, target: &dyn Target, rows: usize) -> (f64, f64) {
+        let (mut whole, mut host) = (Vec::new(), Vec::new());
+        let (mut batch, context) = (Batch::default(), self.sequence.len());
+        for turn in 0..24 {
+            let tokens: Vec<u32> = (0..rows).map(|i| token(turn * 8 + i)).collect();
+            let start = Instant::now();
+            batch.clear();
+            let memory = &mut *self.memory;
+            memory.push(&mut batch, self.sequence, &tokens, 0).unwrap();
+            let batch = &batch;
+            let made = b.step(self.key, batch, &[], &mut |_| {
+                let hidden = target.forward(b, batch, memory);
+                let logits = target.logits(b, &hidden);
+                vec![hidden, logits]
+            });
+            let launched = start.elapsed().as_secs_f64();
+            b.argmax(&made[1]);
+            b.finish().unwrap();
+            if turn > 3 {
+                whole.push(start.elapsed().as_secs_f64());
+                host.push(launched);
+            }
+            self.memory.truncate(self.sequence, context);
+        }
+        (median(whole), median(host))
+    }
+
+    /// The median of the seconds that a chain of `tokens` guesses of `head` takes, the text being the head's own.
+    pub(crate) fn time_draft(
+        &mut self,
+        b: &Random,
+        target: &dyn Target,
+        head: &Qwen35Mtp,
+        hidden: &Tensor,
+        sampling: &Sampling,
+        tokens: usize,
+    ) -> f64 {
+        let (mut all, context) = (Vec::new(), self.sequence.len());
+        for turn in 0..24 {
+            let start = Instant::now();
+            let memory = &mut *self.memory;
+            let mut batches = vec![Batch::default(); tokens];
+            for batch in &mut batches {
+                let token = [token(turn)];
+                memory.push(batch, self.sequence, &token, 0).unwrap();
+            }
+            let choice = |i| vec![sampling.on_device(i).expect("no logit is edited")];
+            let choices: Vec<Vec<TokenChoice>> = (0..tokens as u64).map(choice).collect();
+            let chain = Chain {
+                key: self.key,
+                batches: &batches,
+                choices: &choices,
+                list: None,
+                wants_confidences: false,
+            };
+            let made = b.chain(&chain, hidden, &mut |_, batch, x| {
+                let m = head.forward(b, target, x, &[], batch, memory);
+                Link {
+                    logits: target.logits(b, &m),
+                    ids: None,
+                    next: Some(m),
+                }
+            });
+            assert_eq!(made.map(|m| m.tokens.len()), Some(tokens));
+            b.finish().unwrap();
+            if turn > 3 {
+                all.push(start.elapsed().as_secs_f64());
+            }
+            self.memory.truncate(self.sequence, context);
+        }
+        median(all)
+    }
+}
+
+/// Times steps, and drafts of three tokens, by context and format of the KV cache.
+pub(crate) fn time_kv(
+    b: &Random,
+    target: &dyn Target,
+    head: Option<&Qwen35Mtp>,
+    plans: &[KvPlan],
+    of: &Value,
+) {
+    for &plan in plans {
+        let size = MemorySize {
+            sequences: 1,
+            context: 101_000,
+            step_rows: 2048,
+            kv_format: plan,
+            running_pages: None,
+            kept: KeptSize::default(),
+        };
+        let mut memory = Memory::new(b, target.plan(), size);
+        let mut head_memory = head.map(|h| Memory::new(b, h.plan(), size));
+        b.finish().unwrap();
+        for context in [1_000, 8_000, 32_000, 100_000] {
+            let print = |what: String, of_it: Value| {
+                let mut line = of.clone();
+                let line_of = line.as_object_mut().unwrap();
+                line_of.insert("what".into(), what.into());
+                line_of.insert("kv".into(), plan.to_string().into());
+                line_of.insert("context".into(), context.into());
+                line_of.extend(of_it.as_object().unwrap().clone());
+                println!("{line}");
+            };
+            let mut sequence = memory.open().unwrap();
+            extend(&mut memory, &mut sequence, context);
+            let key = StepKey::fresh();
+            let mut text = Text {
+                memory: &mut memory,
+                sequence: &mut sequence,
+                key,
+            };
+            let mut first = 0.0;
+            for rows in [1, 2, 4, 8] {
+                let (whole, _) = text.time_step(b, target, rows);
+                if rows == 1 {
+                    first = whole;
+                }
+                print(
+                    "step".into(),
+                    json!({"rows": rows, "ms": whole * 1e3, "against_one": whole / first,
+                        "kv_bytes_a_token": target.plan().token_bytes(&plan)}),
+                );
+            }
+            memory.close(sequence);
+            let (Some(head), Some(memory)) = (head, &mut head_memory) else {
+                continue;
+            };
+            let mut sequence = memory.open().unwrap();
+            extend(memory, &mut sequence, context);
+            let hidden = b.upload(1, target.hidden_size(), &vec![0.5; target.hidden_size()]);
+            let mut text = Text {
+                memory,
+                sequence: &mut sequence,
+                key: StepKey::fresh(),
+            };
+            let ms = text.time_draft(b, target, head, &hidden, &Sampling::default(), 3) * 1e3;
+            print("draft of 3".into(), json!({ "ms": ms }));
+            memory.close(sequence);
+        }
+    }
+}
