@@ -258,7 +258,7 @@ struct GlobalActivations {
         scales = x.scales + row * (x.stride / 64) + begin;
     }
     DEVICE void load_scales(int length) {
-        scale = ::slice_scale(0, length, [&](int k) { return scales[k]; });
+        scale = slice_scale(0, length, [&](int k) { return scales[k]; });
         inverse_scale = inverse_pow2(scale);
     }
     DEVICE Raw load(int k) const {
