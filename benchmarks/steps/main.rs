@@ -15,8 +15,12 @@
 //! With `--trace ROWS`, recorded steps of that many rows run with the kernels that
 //! `trace.py instrument` made, and what their blocks wrote down is left in
 //! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`. With `--kv PLANS`, such as `bf16,q8_0+turbo4`, steps and drafts of
-//! three tokens run at contexts from 1,024 to 100,000 tokens in each of these formats of the KV cache, and nothing else.
+//! three tokens run at contexts from 1,000 to 100,000 tokens in each of these formats of the KV cache, and nothing else.
+//!
+//! `steps --cpu CHECKPOINT [--threads N] --kv PLANS` times the same steps and drafts on the CPU, with a real checkpoint's
+//! weights and a cache that is written before it is read.
 
+mod host;
 mod random;
 mod shapes;
 mod texts;
@@ -35,7 +39,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
-use texts::{Text, extend, median, time_kv, token};
+use texts::{Text, Turns, extend, median, time_kv, token};
 use weights::Checkpoint;
 
 fn gpu_options() -> CudaOptions {
@@ -87,7 +91,14 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
     let head = Qwen35Mtp::load(&b, &checkpoint, &*target).ok();
     if let Measure::Kv(plans) = &measure {
         let of = json!({"model": name, "format": format.name});
-        return time_kv(&b, &*target, head.as_ref(), plans, &of);
+        return time_kv(
+            &b,
+            &*target,
+            head.as_ref(),
+            plans,
+            (Turns::MANY, false),
+            &of,
+        );
     }
     let size = MemorySize {
         sequences: 1,
@@ -188,6 +199,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                 memory: &mut memory,
                 sequence: &mut sequence,
                 key,
+                turns: Turns::MANY,
             };
             let (whole, host) = text.time_step(&b, &*target, m);
             if m == 1 {
@@ -251,6 +263,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                     memory,
                     sequence: &mut sequence,
                     key: key.part(what),
+                    turns: Turns::MANY,
                 };
                 let seconds = text.time_draft(&b, &*target, head, &hidden, &sampling, tokens);
                 println!(
@@ -321,8 +334,18 @@ fn choices(b: &Cuda) {
     b.finish().unwrap();
 }
 
+/// Plans of the KV cache, as `--kv` lists them.
+fn kv_plans(list: Option<String>) -> Vec<KvPlan> {
+    let list = list.expect("plans of the KV cache after --kv");
+    let plan = |text| KvPlan::parse(text, '+').expect("a plan of the KV cache");
+    list.split(',').map(plan).collect()
+}
+
 fn main() {
     let mut args = std::env::args().skip(1).peekable();
+    if args.next_if(|a| a == "--cpu").is_some() {
+        return host::run(args);
+    }
     let folder = PathBuf::from(args.next().expect("a folder for files with holes"));
     let formats = args.next_if(|a| a == "--formats").map(|_| args.next());
     let formats = formats.map_or("affine4-g64,bf16".to_owned(), |f| {
@@ -341,9 +364,7 @@ fn main() {
         (None, None) => Measure::Times { quick },
     };
     if args.next_if(|a| a == "--kv").is_some() {
-        let plans = args.next().expect("plans of the KV cache after --kv");
-        let plan = |text| KvPlan::parse(text, '+').expect("a plan of the KV cache");
-        measure = Measure::Kv(plans.split(',').map(plan).collect());
+        measure = Measure::Kv(kv_plans(args.next()));
     }
     let mut wanted: Vec<String> = args.collect();
     if wanted.is_empty() {

@@ -1,11 +1,11 @@
 //! Texts of any length that nobody computed, and the times of steps and drafts behind them.
 
-use crate::random::Random;
-use backend::{Batch, Chain, Link, Record, Sample, StepKey, Store, Tensor, TokenChoice};
+use backend::{Backend, Batch, Chain, Link, PAGE_ROWS, StepKey, Tensor, TokenChoice};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use models::{ChainedHead, Qwen35Mtp, Target};
 use serde_json::{Value, json};
 use speculate::Sampling;
+use std::ops::Range;
 use std::time::Instant;
 
 /// The middle one of some times.
@@ -35,20 +35,77 @@ pub(crate) fn extend(memory: &mut Memory, sequence: &mut cache::Sequence, contex
     }
 }
 
+/// Gives all pages of an empty `memory` the keys and values that `work` computes for the rows of one page. Where a system
+/// hands out memory when it is first written, pages that nobody wrote are all the same few bytes, which stay in the
+/// processor's cache.
+fn fill_pages(b: &dyn Backend, memory: &mut Memory, work: impl FnOnce(&Batch, &mut Memory)) {
+    let mut sequence = memory.open().unwrap();
+    let mut batch = Batch::default();
+    let tokens: Vec<u32> = (0..PAGE_ROWS).map(token).collect();
+    memory
+        .push(&mut batch, &mut sequence, &tokens, tokens.len())
+        .unwrap();
+    work(&batch, memory);
+    b.finish().unwrap();
+    for (group, layers) in memory.kv.iter_mut().enumerate() {
+        let written = batch.page(0, group, 0);
+        for kv in layers {
+            let bytes = b.kv_save(kv, written);
+            for page in (0..kv.spec.pages).filter(|&page| page != written) {
+                assert!(b.kv_load(kv, page, &bytes));
+            }
+        }
+    }
+    b.finish().unwrap();
+    memory.close(sequence);
+}
+
+/// How often a step is run, and whose times count.
+#[derive(Clone, Copy)]
+pub(crate) struct Turns {
+    /// Turns at first that do not count.
+    pub(crate) warm_up: usize,
+    /// Turns whose median is taken.
+    pub(crate) counted: usize,
+}
+
+impl Turns {
+    /// For steps of some milliseconds.
+    pub(crate) const MANY: Turns = Turns {
+        warm_up: 4,
+        counted: 20,
+    };
+    /// For steps that take long, and are not recorded.
+    pub(crate) const FEW: Turns = Turns {
+        warm_up: 1,
+        counted: 7,
+    };
+
+    fn all(self) -> Range<usize> {
+        0..self.warm_up + self.counted
+    }
+}
+
 /// A text and the memory that it lies in.
 pub(crate) struct Text<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) sequence: &'a mut cache::Sequence,
     pub(crate) key: StepKey,
+    pub(crate) turns: Turns,
 }
 
 impl Text<'_> {
     /// Medians of the seconds that a recorded step of `rows` rows takes at the text's end, and of those until it is
     /// launched.
-    pub(crate) fn time_step(&mut self, b: &Random, target: &dyn Target, rows: usize) -> (f64, f64) {
+    pub(crate) fn time_step(
+        &mut self,
+        b: &dyn Backend,
+        target: &dyn Target,
+        rows: usize,
+    ) -> (f64, f64) {
         let (mut whole, mut host) = (Vec::new(), Vec::new());
         let (mut batch, context) = (Batch::default(), self.sequence.len());
-        for turn in 0..24 {
+        for turn in self.turns.all() {
             let tokens: Vec<u32> = (0..rows).map(|i| token(turn * 8 + i)).collect();
             let start = Instant::now();
             batch.clear();
@@ -63,7 +120,7 @@ impl Text<'_> {
             let launched = start.elapsed().as_secs_f64();
             b.argmax(&made[1]);
             b.finish().unwrap();
-            if turn > 3 {
+            if turn >= self.turns.warm_up {
                 whole.push(start.elapsed().as_secs_f64());
                 host.push(launched);
             }
@@ -72,10 +129,11 @@ impl Text<'_> {
         (median(whole), median(host))
     }
 
-    /// The median of the seconds that a chain of `tokens` guesses of `head` takes, the text being the head's own.
+    /// The median of the seconds that `tokens` guesses of `head` take, the text being the head's own: a chain, or where
+    /// there are none, greedy steps one after the other.
     pub(crate) fn time_draft(
         &mut self,
-        b: &Random,
+        b: &dyn Backend,
         target: &dyn Target,
         head: &Qwen35Mtp,
         hidden: &Tensor,
@@ -83,7 +141,7 @@ impl Text<'_> {
         tokens: usize,
     ) -> f64 {
         let (mut all, context) = (Vec::new(), self.sequence.len());
-        for turn in 0..24 {
+        for turn in self.turns.all() {
             let start = Instant::now();
             let memory = &mut *self.memory;
             let mut batches = vec![Batch::default(); tokens];
@@ -108,9 +166,24 @@ impl Text<'_> {
                     next: Some(m),
                 }
             });
-            assert_eq!(made.map(|m| m.tokens.len()), Some(tokens));
+            match made {
+                Some(made) => assert_eq!(made.tokens.len(), tokens),
+                None => {
+                    assert!(sampling.temperature <= 0.0, "steps one by one are greedy");
+                    let mut previous: Option<(Tensor, u32)> = None;
+                    for batch in &mut batches {
+                        if let Some((_, token)) = previous {
+                            batch.tokens = vec![token];
+                        }
+                        let x = previous.as_ref().map_or(hidden, |(x, _)| x);
+                        let m = head.forward(b, target, x, &[], batch, memory);
+                        let token = b.argmax(&head.logits(b, target, &m).logits)[0];
+                        previous = Some((m, token));
+                    }
+                }
+            }
             b.finish().unwrap();
-            if turn > 3 {
+            if turn >= self.turns.warm_up {
                 all.push(start.elapsed().as_secs_f64());
             }
             self.memory.truncate(self.sequence, context);
@@ -119,12 +192,14 @@ impl Text<'_> {
     }
 }
 
-/// Times steps, and drafts of three tokens, by context and format of the KV cache.
+/// Times steps, and drafts of three tokens, by context and format of the KV cache. With `fill`, all of the cache is
+/// written before.
 pub(crate) fn time_kv(
-    b: &Random,
+    b: &dyn Backend,
     target: &dyn Target,
     head: Option<&Qwen35Mtp>,
     plans: &[KvPlan],
+    (turns, fill): (Turns, bool),
     of: &Value,
 ) {
     for &plan in plans {
@@ -139,6 +214,17 @@ pub(crate) fn time_kv(
         let mut memory = Memory::new(b, target.plan(), size);
         let mut head_memory = head.map(|h| Memory::new(b, h.plan(), size));
         b.finish().unwrap();
+        if fill {
+            let mut hidden = None;
+            fill_pages(b, &mut memory, |batch, memory| {
+                hidden = Some(target.forward(b, batch, memory));
+            });
+            if let (Some(head), Some(memory), Some(hidden)) = (head, &mut head_memory, hidden) {
+                fill_pages(b, memory, |batch, memory| {
+                    head.forward(b, target, &hidden, &[], batch, memory);
+                });
+            }
+        }
         for context in [1_000, 8_000, 32_000, 100_000] {
             let print = |what: String, of_it: Value| {
                 let mut line = of.clone();
@@ -156,6 +242,7 @@ pub(crate) fn time_kv(
                 memory: &mut memory,
                 sequence: &mut sequence,
                 key,
+                turns,
             };
             let mut first = 0.0;
             for rows in [1, 2, 4, 8] {
@@ -180,6 +267,7 @@ pub(crate) fn time_kv(
                 memory,
                 sequence: &mut sequence,
                 key: StepKey::fresh(),
+                turns,
             };
             let ms = text.time_draft(b, target, head, &hidden, &Sampling::default(), 3) * 1e3;
             print("draft of 3".into(), json!({ "ms": ms }));
