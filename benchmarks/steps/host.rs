@@ -1,7 +1,7 @@
 //! What a step of a real checkpoint costs on the CPU.
 
 use crate::kv_plans;
-use crate::texts::{Turns, time_kv};
+use crate::texts::time_kv;
 use backend::{Backend, Record};
 use cpu::{Cpu, CpuOptions};
 use models::Qwen35Mtp;
@@ -31,5 +31,5 @@ pub(crate) fn run(mut args: impl Iterator<Item = String>) {
     b.finish().unwrap();
     let name = path.file_stem().expect("a checkpoint's name");
     let of = json!({"model": name.to_string_lossy(), "device": b.name()});
-    time_kv(&b, &*target, head.as_ref(), &plans, (Turns::FEW, true), &of);
+    time_kv(&b, &*target, head.as_ref(), &plans, &of);
 }

@@ -39,7 +39,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
-use texts::{Text, Turns, extend, median, time_kv, token};
+use texts::{Text, extend, median, time_kv, token};
 use weights::Checkpoint;
 
 fn gpu_options() -> CudaOptions {
@@ -91,14 +91,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
     let head = Qwen35Mtp::load(&b, &checkpoint, &*target).ok();
     if let Measure::Kv(plans) = &measure {
         let of = json!({"model": name, "format": format.name});
-        return time_kv(
-            &b,
-            &*target,
-            head.as_ref(),
-            plans,
-            (Turns::MANY, false),
-            &of,
-        );
+        return time_kv(&b, &*target, head.as_ref(), plans, &of);
     }
     let size = MemorySize {
         sequences: 1,
@@ -199,7 +192,6 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                 memory: &mut memory,
                 sequence: &mut sequence,
                 key,
-                turns: Turns::MANY,
             };
             let (whole, host) = text.time_step(&b, &*target, m);
             if m == 1 {
@@ -263,7 +255,6 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                     memory,
                     sequence: &mut sequence,
                     key: key.part(what),
-                    turns: Turns::MANY,
                 };
                 let seconds = text.time_draft(&b, &*target, head, &hidden, &sampling, tokens);
                 println!(

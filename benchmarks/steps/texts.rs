@@ -5,7 +5,6 @@ use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use models::{ChainedHead, Qwen35Mtp, Target};
 use serde_json::{Value, json};
 use speculate::Sampling;
-use std::ops::Range;
 use std::time::Instant;
 
 /// The middle one of some times.
@@ -60,29 +59,13 @@ fn fill_pages(b: &dyn Backend, memory: &mut Memory, work: impl FnOnce(&Batch, &m
     memory.close(sequence);
 }
 
-/// How often a step is run, and whose times count.
-#[derive(Clone, Copy)]
-pub(crate) struct Turns {
-    /// Turns at first that do not count.
-    pub(crate) warm_up: usize,
-    /// Turns whose median is taken.
-    pub(crate) counted: usize,
-}
-
-impl Turns {
-    /// For steps of some milliseconds.
-    pub(crate) const MANY: Turns = Turns {
-        warm_up: 4,
-        counted: 20,
-    };
-    /// For steps that take long, and are not recorded.
-    pub(crate) const FEW: Turns = Turns {
-        warm_up: 1,
-        counted: 7,
-    };
-
-    fn all(self) -> Range<usize> {
-        0..self.warm_up + self.counted
+/// Turns of a step that do not count, and then those whose median is taken: few where steps are not recorded, and take
+/// long.
+fn turns(b: &dyn Backend) -> (usize, usize) {
+    if b.capabilities().records {
+        (4, 20)
+    } else {
+        (1, 7)
     }
 }
 
@@ -91,7 +74,6 @@ pub(crate) struct Text<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) sequence: &'a mut cache::Sequence,
     pub(crate) key: StepKey,
-    pub(crate) turns: Turns,
 }
 
 impl Text<'_> {
@@ -105,7 +87,8 @@ impl Text<'_> {
     ) -> (f64, f64) {
         let (mut whole, mut host) = (Vec::new(), Vec::new());
         let (mut batch, context) = (Batch::default(), self.sequence.len());
-        for turn in self.turns.all() {
+        let (warm_up, counted) = turns(b);
+        for turn in 0..warm_up + counted {
             let tokens: Vec<u32> = (0..rows).map(|i| token(turn * 8 + i)).collect();
             let start = Instant::now();
             batch.clear();
@@ -120,7 +103,7 @@ impl Text<'_> {
             let launched = start.elapsed().as_secs_f64();
             b.argmax(&made[1]);
             b.finish().unwrap();
-            if turn >= self.turns.warm_up {
+            if turn >= warm_up {
                 whole.push(start.elapsed().as_secs_f64());
                 host.push(launched);
             }
@@ -141,7 +124,8 @@ impl Text<'_> {
         tokens: usize,
     ) -> f64 {
         let (mut all, context) = (Vec::new(), self.sequence.len());
-        for turn in self.turns.all() {
+        let (warm_up, counted) = turns(b);
+        for turn in 0..warm_up + counted {
             let start = Instant::now();
             let memory = &mut *self.memory;
             let mut batches = vec![Batch::default(); tokens];
@@ -183,7 +167,7 @@ impl Text<'_> {
                 }
             }
             b.finish().unwrap();
-            if turn >= self.turns.warm_up {
+            if turn >= warm_up {
                 all.push(start.elapsed().as_secs_f64());
             }
             self.memory.truncate(self.sequence, context);
@@ -192,14 +176,13 @@ impl Text<'_> {
     }
 }
 
-/// Times steps, and drafts of three tokens, by context and format of the KV cache. With `fill`, all of the cache is
-/// written before.
+/// Times steps, and drafts of three tokens, by context and format of the KV cache. On a device that shares the system's
+/// memory, which records no steps, all of the cache is written before.
 pub(crate) fn time_kv(
     b: &dyn Backend,
     target: &dyn Target,
     head: Option<&Qwen35Mtp>,
     plans: &[KvPlan],
-    (turns, fill): (Turns, bool),
     of: &Value,
 ) {
     for &plan in plans {
@@ -214,7 +197,7 @@ pub(crate) fn time_kv(
         let mut memory = Memory::new(b, target.plan(), size);
         let mut head_memory = head.map(|h| Memory::new(b, h.plan(), size));
         b.finish().unwrap();
-        if fill {
+        if !b.capabilities().records {
             let mut hidden = None;
             fill_pages(b, &mut memory, |batch, memory| {
                 hidden = Some(target.forward(b, batch, memory));
@@ -242,7 +225,6 @@ pub(crate) fn time_kv(
                 memory: &mut memory,
                 sequence: &mut sequence,
                 key,
-                turns,
             };
             let mut first = 0.0;
             for rows in [1, 2, 4, 8] {
@@ -267,7 +249,6 @@ pub(crate) fn time_kv(
                 memory,
                 sequence: &mut sequence,
                 key: StepKey::fresh(),
-                turns,
             };
             let ms = text.time_draft(b, target, head, &hidden, &Sampling::default(), 3) * 1e3;
             print("draft of 3".into(), json!({ "ms": ms }));
