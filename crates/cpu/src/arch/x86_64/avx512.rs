@@ -7,7 +7,7 @@ use crate::arch::lanes::{Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::{
-    __m512, __m512i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch,
+    __m512, __m512i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
     _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_dpbusd_epi32,
     _mm512_gf2p8affine_epi64_epi8, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
     _mm512_maskz_loadu_ps, _mm512_permutexvar_epi8, _mm512_storeu_ps, _mm512_storeu_si512,
@@ -145,7 +145,7 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         // SAFETY: a hint, for which any address will do; every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
