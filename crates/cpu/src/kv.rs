@@ -9,19 +9,20 @@
 
 mod codes;
 mod encode;
+mod view;
 
 pub(crate) use encode::{RowEncoder, STRIP};
+pub(crate) use view::{Codes, Decode, KvView, UseCodes};
 
 use crate::arch::{Element, Kernel, Lanes, load, with_element};
 use crate::device::Device;
-use crate::memory::{Region, elements, values};
+use crate::memory::{Region, values};
 use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
 use encode::KeysOrValues;
-use half::{bf16, f16};
+use half::f16;
 use quant::{KvLayout, KvRowFormat, Scalar, turbo};
 use std::ops::Range;
-use std::slice::ChunksExactMut;
 use std::sync::{Mutex, PoisonError};
 
 /// How many keys a transposed block has.
@@ -347,209 +348,4 @@ pub(crate) fn append(
         .expect("memory of this backend");
     pages.k.append(device, encoders, k, (heads, group), batch);
     pages.v.append(device, encoders, v, (heads, group), batch);
-}
-
-/// Keys or values as they lie in memory: all units of a layer, or one.
-#[derive(Clone, Copy)]
-pub(crate) struct KvView<'a> {
-    layout: UnitLayout,
-    cols: usize,
-    pub(crate) bytes: &'a [u8],
-}
-
-impl<'a> KvView<'a> {
-    /// One of all units.
-    #[inline(always)]
-    pub(crate) fn unit(self, unit: usize) -> Self {
-        let (_, len) = self.layout.bytes(self.cols);
-        KvView {
-            bytes: &self.bytes[unit * len..(unit + 1) * len],
-            ..self
-        }
-    }
-
-    /// The bytes of some of a unit's rows, without scales.
-    #[inline(always)]
-    pub(crate) fn rows(self, rows: Range<usize>) -> &'a [u8] {
-        let row = self.layout.bytes(self.cols).0 / PAGE_ROWS;
-        &self.bytes[rows.start * row..rows.end * row]
-    }
-
-    /// A unit's elements, if kernels can read them as they are.
-    #[inline(always)]
-    pub(crate) fn as_bf16(self) -> Option<&'a [bf16]> {
-        (self.layout == UnitLayout::Plain(Scalar::Bf16)).then(|| elements(self.bytes))
-    }
-
-    /// A unit's scales of group `g`, where it has codes.
-    #[inline(always)]
-    fn scales(self, g: usize) -> &'a [f16; PAGE_ROWS] {
-        let (codes, _) = self.layout.bytes(self.cols);
-        let scales = elements::<f16>(&self.bytes[codes..]);
-        &scales.as_chunks().0[g]
-    }
-
-    /// A unit's scales of group `g` as `f32`, where it has codes.
-    #[inline(always)]
-    fn wide_scales<L: Lanes>(self, g: usize) -> [f32; PAGE_ROWS] {
-        let mut scales = [0.0; PAGE_ROWS];
-        let halves = self.scales(g).as_chunks().0;
-        for (to, from) in scales.as_chunks_mut().0.iter_mut().zip(halves) {
-            L::load_f16(from).store(to);
-        }
-        scales
-    }
-
-    /// Converts blocks `blocks` of a unit of keys to `f32`, `[blocks, cols, 16]`.
-    #[inline(always)]
-    pub(crate) fn keys<L: Lanes>(self, blocks: Range<usize>, to: &mut [f32]) {
-        let cols = self.cols;
-        let to = to.as_chunks_mut::<BLOCK>().0;
-        match self.layout {
-            UnitLayout::Plain(scalar) => with_element!(scalar, W => {
-                let from = elements::<W>(self.bytes).as_chunks().0;
-                let from = &from[blocks.start * cols..blocks.end * cols];
-                for (to, from) in to.iter_mut().zip(from) {
-                    W::load::<L>(from).store(to);
-                }
-            }),
-            UnitLayout::Coded {
-                bits,
-                group,
-                offset,
-            } => match bits {
-                8 => self.coded_keys::<L, 8>(blocks, group, &Offset(offset), to),
-                5 => self.coded_keys::<L, 5>(blocks, group, &Offset(offset), to),
-                _ => self.coded_keys::<L, 4>(blocks, group, &Offset(offset), to),
-            },
-            UnitLayout::Levels { bits } => {
-                let levels = Levels(turbo::levels(bits));
-                match bits {
-                    4 => self.coded_keys::<L, 4>(blocks, turbo::GROUP, &levels, to),
-                    3 => self.coded_keys::<L, 3>(blocks, turbo::GROUP, &levels, to),
-                    _ => self.coded_keys::<L, 2>(blocks, turbo::GROUP, &levels, to),
-                }
-            }
-        }
-    }
-
-    /// [`Self::keys`] of codes in `BITS` with a scale for each `group` columns.
-    #[inline(always)]
-    fn coded_keys<L: Lanes, const BITS: usize>(
-        self,
-        blocks: Range<usize>,
-        group: usize,
-        codes: &impl Decode,
-        to: &mut [[f32; BLOCK]],
-    ) {
-        let cols = self.cols;
-        let vectors = cols * BITS / 8;
-        let bytes = self.bytes.as_chunks::<BLOCK>().0;
-        for (b, to) in blocks.zip(to.chunks_exact_mut(cols)) {
-            let block = &bytes[b * vectors..][..vectors];
-            for (g, to) in to.chunks_mut(group).enumerate() {
-                let scale = L::load_f16(&self.scales(g).as_chunks().0[b]);
-                for (i, to) in to.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                    let eight = codes::keys::<BITS>(block, cols, g * group / 8 + i);
-                    for (to, columns) in to.iter_mut().zip(&eight) {
-                        (codes.decode::<L>(columns) * scale).store(to);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Converts columns `first .. first + STRIP` (fewer at the end of a row) of the values of
-    /// `keys` to `f32`, in their rows of `[64, STRIP]`.
-    #[inline(always)]
-    pub(crate) fn values<L: Lanes>(self, keys: Range<usize>, first: usize, to: &mut [f32]) {
-        let cols = self.cols;
-        let vectors = (cols - first).min(STRIP) / 16;
-        match self.layout {
-            UnitLayout::Plain(scalar) => with_element!(scalar, W => {
-                let from = elements::<W>(self.bytes);
-                let rows = strips(to).enumerate().take(keys.end).skip(keys.start);
-                for (key, to) in rows {
-                    let from = from[key * cols + first..][..16 * vectors].as_chunks().0;
-                    for (to, from) in to.iter_mut().zip(from) {
-                        W::load::<L>(from).store(to);
-                    }
-                }
-            }),
-            UnitLayout::Coded {
-                bits,
-                group,
-                offset,
-            } => match bits {
-                8 => self.coded_values::<L, 8>(keys, (first, group), &Offset(offset), to),
-                5 => self.coded_values::<L, 5>(keys, (first, group), &Offset(offset), to),
-                _ => self.coded_values::<L, 4>(keys, (first, group), &Offset(offset), to),
-            },
-            UnitLayout::Levels { bits } => {
-                let levels = Levels(turbo::levels(bits));
-                let columns = (first, turbo::GROUP);
-                match bits {
-                    4 => self.coded_values::<L, 4>(keys, columns, &levels, to),
-                    3 => self.coded_values::<L, 3>(keys, columns, &levels, to),
-                    _ => self.coded_values::<L, 2>(keys, columns, &levels, to),
-                }
-            }
-        }
-    }
-
-    /// [`Self::values`] of codes in `BITS`: a strip from column `first`, with a scale for each `group`
-    /// columns of a row.
-    #[inline(always)]
-    fn coded_values<L: Lanes, const BITS: usize>(
-        self,
-        keys: Range<usize>,
-        (first, group): (usize, usize),
-        codes: &impl Decode,
-        to: &mut [f32],
-    ) {
-        let scales = self.wide_scales::<L>(first / group);
-        let bytes = self.cols * BITS / 8;
-        let rows = strips(to).enumerate().take(keys.end).skip(keys.start);
-        for (key, to) in rows {
-            let scale = L::splat(scales[key]);
-            let row = &self.bytes[key * bytes..][..bytes];
-            for (to, columns) in to
-                .iter_mut()
-                .zip(&codes::values::<BITS>(row, first / STRIP))
-            {
-                (codes.decode::<L>(columns) * scale).store(to);
-            }
-        }
-    }
-}
-
-/// The rows of `[64, STRIP]`, in vectors.
-#[inline(always)]
-fn strips(values: &mut [f32]) -> ChunksExactMut<'_, [f32; 16]> {
-    values.as_chunks_mut().0.chunks_exact_mut(STRIP / 16)
-}
-
-/// What codes stand for, but for their scale.
-trait Decode {
-    fn decode<L: Lanes>(&self, codes: &[u8; 16]) -> L;
-}
-
-/// Codes that are this much more than their levels.
-struct Offset(f32);
-
-impl Decode for Offset {
-    #[inline(always)]
-    fn decode<L: Lanes>(&self, codes: &[u8; 16]) -> L {
-        L::load_u8(codes) - L::splat(self.0)
-    }
-}
-
-/// Indices of these levels.
-struct Levels([f32; 16]);
-
-impl Decode for Levels {
-    #[inline(always)]
-    fn decode<L: Lanes>(&self, codes: &[u8; 16]) -> L {
-        L::lookup(&self.0, codes)
-    }
 }

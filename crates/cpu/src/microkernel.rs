@@ -123,6 +123,19 @@ pub(crate) enum Prefetch {
     Lines(*const u8, usize),
 }
 
+impl Prefetch {
+    /// Prefetches the lines of step `step`, which is one of [`PREFETCH_STEPS`] columns, where lines are
+    /// spread over steps.
+    #[inline(always)]
+    pub(crate) fn step<L: Lanes>(self, step: usize) {
+        if let Prefetch::Lines(from, n) = self {
+            for i in step * n..(step + 1) * n {
+                L::prefetch(from.wrapping_add(64 * i));
+            }
+        }
+    }
+}
+
 /// Adds the products of all columns to `acc`.
 ///
 /// # Safety
@@ -164,11 +177,7 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
                     }
                 }
             }
-            Prefetch::Lines(from, n) => {
-                for i in k / PREFETCH_STEPS * n..(k / PREFETCH_STEPS + 1) * n {
-                    L::prefetch(from.wrapping_add(64 * i));
-                }
-            }
+            Prefetch::Lines(..) => o.prefetch.step::<L>(k / PREFETCH_STEPS),
         }
         for i in 0..PREFETCH_STEPS {
             step!(k + i);

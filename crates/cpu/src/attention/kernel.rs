@@ -9,6 +9,8 @@
 //! then, from the left:  total = merge(total, part), rotated back where values are rotated
 //! ```
 
+mod coded;
+
 use super::plan::{PARTIAL_STATE, PartialSlots, Task};
 use super::prefetch::PrefetchRange;
 use super::softmax::{OnlineSoftmax, merge};
@@ -245,15 +247,19 @@ impl Attend<'_> {
         mut ahead: PrefetchRange,
     ) {
         let head_dim = self.args.spec.head_dim;
+        let decodes = Self::scores_codes::<L>(k, active.len());
         let mut b = blocks.start;
         while b < blocks.end {
             let r = match (L::REGISTERS, active.len(), blocks.end - b) {
+                (_, _, coded::KEY_BLOCKS..) if decodes => coded::KEY_BLOCKS,
                 (Registers::Wide, ..=4, 4..) => 4,
                 (Registers::Wide, _, 2..) => 2,
                 _ => 1,
             };
             let ahead = ahead.take(blocks.end - b, r);
-            if let Some(k) = direct {
+            if decodes && r == coded::KEY_BLOCKS {
+                self.score_codes::<L>(k, b, active.clone(), ahead);
+            } else if let Some(k) = direct {
                 let k = &k[b * BLOCK * head_dim..];
                 self.score_blocks::<L, bf16>(k, b, r, active.clone(), ahead);
             } else {
@@ -342,6 +348,10 @@ impl Attend<'_> {
                 cols: 0..width,
             };
             self.add_columns::<L, bf16>(&columns, active, ahead);
+            return;
+        }
+        if self.adds_codes::<L>(v, active.clone()) {
+            self.add_codes::<L>(v, active, ahead);
             return;
         }
         let converted = std::mem::take(&mut self.scratch.converted);
