@@ -398,6 +398,7 @@ fn with_states<'a>(
         history: request.history,
         draft_probs: request.draft_probs.as_deref_mut(),
         confidences: None,
+        stop: None,
     };
     requests.iter_mut().map(own).collect()
 }

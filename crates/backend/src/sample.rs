@@ -86,6 +86,7 @@ pub trait Sample: Store {
 
 /// The probability of the likeliest token of a row of logits, to a few digits; 0 for a row that [gives no
 /// token](gives_token).
+#[inline(always)]
 pub fn confidence(row: &[f32]) -> f32 {
     let (lanes, rest) = row.as_chunks::<16>();
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -110,6 +111,7 @@ pub fn confidence(row: &[f32]) -> f32 {
 }
 
 /// `e^d` for `d <= 0`, to 4 digits; 0 from about -87 on. NaN stays NaN.
+#[inline(always)]
 fn rough_exp(d: f32) -> f32 {
     // 2^d = 2^n 2^r: n to the exponent, r in -0.5..=0.5 by its series.
     let x = (d * std::f32::consts::LOG2_E).max(-126.0);

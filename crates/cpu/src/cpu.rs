@@ -315,6 +315,10 @@ impl Ops for Cpu {
 }
 
 impl Sample for Cpu {
+    fn confidences(&self, x: &Tensor) -> Vec<f32> {
+        rows::confidences(&self.device, x)
+    }
+
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
         rows::argmax(&self.device, x)
     }

@@ -103,6 +103,24 @@ impl Kernel for Argmax<'_> {
     }
 }
 
+/// [`backend::confidence`], which the compiler makes vectors of.
+struct Confidence<'a>(&'a [f32]);
+
+impl Kernel for Confidence<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> f32 {
+        backend::confidence(self.0)
+    }
+}
+
+/// The probability of each row's likeliest token, to a few digits.
+pub(crate) fn confidences(device: &Device, x: &Tensor) -> Vec<f32> {
+    let rows = values(x).chunks_exact(x.cols().max(1));
+    rows.map(|row| device.isa.run(Confidence(row))).collect()
+}
+
 /// The column of each row's largest value, the first of equal ones; [`NO_TOKEN`] if a value is NaN
 /// or the largest one is not finite.
 pub(crate) fn argmax(device: &Device, x: &Tensor) -> Vec<u32> {

@@ -26,6 +26,7 @@ mod expert_time;
 mod guesser;
 mod ledger;
 mod plan;
+mod stop;
 mod unions;
 mod worth;
 
@@ -35,6 +36,7 @@ pub use expect::{DraftInput, Expectation};
 pub use guesser::{Guesser, Guessers, MAX_HEADS};
 pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
 pub use plan::{Copy, DraftLength, LengthInput, Plan};
+pub use stop::StopRule;
 
 pub(crate) use unions::TextRows;
 pub(crate) use worth::Drafted;
@@ -329,6 +331,14 @@ impl Lengths {
                 best.copy_from_slice(&plans);
             }
         }
+    }
+
+    /// Tokens a millisecond that are expected of a round with the drafts `plans`, one for each of `streams`.
+    fn rate(&self, streams: &[LengthInput<'_>], plans: &[Plan]) -> f64 {
+        let context = streams.iter().map(|s| s.context).max().unwrap_or(0);
+        let round = self.next(streams.iter(), context);
+        let grows = vec![false; streams.len()];
+        self.best(streams, &round, plans.to_vec(), &grows).1
     }
 
     /// Who is to guess for `stream`: whoever of `among` is expected to have most tokens accepted, the first of them if

@@ -3,7 +3,7 @@
 use crate::accept::{Accept, Verdict};
 use crate::constraint::{Constraint, ConstraintError};
 use crate::draft::{DraftRequest, DraftState, Ngrams};
-use crate::length::{Copy, DraftLength, Guesser, Guessers, Ledger, LengthInput};
+use crate::length::{Copy, DraftLength, Guesser, Guessers, Ledger, LengthInput, StopRule};
 use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
 use crate::pooling::Pool;
 use crate::preempt::PutBy;
@@ -510,14 +510,15 @@ impl Stream {
 
     /// The wish for a draft of at most `limit` tokens by `head` after rows `kept` of the batch, if there
     /// is such a head. Residual acceptance wants the draft_probs of the draft's tokens.
-    pub(crate) fn draft_request(
-        &mut self,
+    pub(crate) fn draft_request<'s>(
+        &'s mut self,
         head: usize,
         kept: Range<usize>,
         limit: usize,
         wants_draft_probs: bool,
         wants_confidences: bool,
-    ) -> Option<DraftRequest<'_>> {
+        stop: Option<&'s StopRule>,
+    ) -> Option<DraftRequest<'s>> {
         Some(DraftRequest {
             sequence: &self.state.sequence,
             state: &mut **self.state.heads.get_mut(head)?,
@@ -530,6 +531,7 @@ impl Stream {
             history: &mut self.history,
             draft_probs: wants_draft_probs.then_some(&mut self.draft_probs),
             confidences: wants_confidences.then_some(&mut self.confidences),
+            stop,
         })
     }
 

@@ -6,7 +6,7 @@
 
 use super::coverage::{self, Coverage};
 use super::{
-    Derived, DraftRequest, DraftState, Drafter, Stretch, TargetView, newest, shortest, wanting,
+    Derived, DraftRequest, DraftState, Drafter, Stretch, TargetView, newest, steps, stop, wanting,
 };
 use crate::sample::Scratch;
 use backend::{Batch, StepKey, Tensor};
@@ -44,6 +44,10 @@ impl Drafter for Assistant {
         "assistant"
     }
 
+    fn stops(&self) -> bool {
+        true
+    }
+
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         Ok(Box::new(AssistantState::default()))
     }
@@ -70,7 +74,7 @@ impl Drafter for Assistant {
         let link = |z: &Tensor| head.chained_logits(b, z);
         let mut n = 0;
         loop {
-            let steps = shortest(requests, &active, n);
+            let steps = steps(requests, &active, n);
             let batch = |_| {
                 let mut batch = Batch::default();
                 for &r in &active {
@@ -104,6 +108,9 @@ impl Drafter for Assistant {
                 &mut self.scratch,
             );
             n += steps;
+            if stop(requests, &active) {
+                break;
+            }
             let still: Vec<usize> = (0..active.len())
                 .filter(|&i| requests[active[i]].limit > n)
                 .collect();

@@ -147,6 +147,10 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         self.head.taps()
     }
 
+    fn stops(&self) -> bool {
+        self.head.layers() == 1
+    }
+
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         Ok(Box::new(HeadState::open(&self.memory, self.lookahead())?))
     }

@@ -33,7 +33,7 @@ pub(crate) use ngram::Ngrams;
 pub use ngram::{NGRAM, NGRAM_HELP};
 pub use state::{Derived, DraftState, NoState, SavedDraft};
 
-use crate::length::MAX_HEADS;
+use crate::length::{MAX_HEADS, StopRule};
 use crate::prompt::Spans;
 use crate::sample::{History, Sampling, TokenProbs};
 use backend::{Backend, NO_TOKEN, Tensor};
@@ -162,6 +162,8 @@ pub struct DraftRequest<'a> {
     /// Takes how sure the drafter is of each token of the draft, from 0 to 1, if that is wanted: the probability of
     /// its likeliest token there, by logits as they are. A drafter that does not know leaves it empty.
     pub confidences: Option<&'a mut Vec<f32>>,
+    /// When a drafter that guesses token by token may end the draft before `limit`; it asks for `confidences`, too.
+    pub stop: Option<&'a StopRule>,
 }
 
 impl<'a> DraftRequest<'a> {
@@ -185,6 +187,12 @@ pub trait Drafter: Send {
     /// in every round.
     fn taps(&self) -> &[usize] {
         &[]
+    }
+
+    /// Whether it guesses token by token where the device does not chain guesses by itself, says how sure it was of
+    /// each, and ends the draft where [`DraftRequest::stop`] tells it to.
+    fn stops(&self) -> bool {
+        false
     }
 
     /// A state for a text of which the drafter has seen no row.
@@ -251,6 +259,25 @@ fn shortest(requests: &[DraftRequest<'_>], active: &[usize], n: usize) -> usize 
     let given = active.iter().map(|&r| requests[r].given.len());
     let end = limits.chain(given.filter(|&given| given > n)).min();
     end.map_or(0, |end| end - n)
+}
+
+/// Tokens that all of `active` get in one go after `n` of them: one where they may stop after it.
+fn steps(requests: &[DraftRequest<'_>], active: &[usize], n: usize) -> usize {
+    let may_stop = active.iter().any(|&r| requests[r].stop.is_some());
+    let steps = shortest(requests, active, n);
+    if may_stop { steps.min(1) } else { steps }
+}
+
+/// Whether the drafts of `active` end here, because another guess of each would bring less than its time is worth. They
+/// share that time, so that none ends alone.
+fn stop(requests: &[DraftRequest<'_>], active: &[usize]) -> bool {
+    let gain = |&r: &usize| {
+        let request = &requests[r];
+        let confidences = request.confidences.as_deref().filter(|c| !c.is_empty());
+        Some(request.stop?.gain(confidences?))
+    };
+    let gains: Option<Vec<f64>> = active.iter().map(gain).collect();
+    gains.is_some_and(|gains| gains.iter().sum::<f64>() < 0.0)
 }
 
 /// The requests that still want a token after `n` of them.

@@ -242,6 +242,10 @@ impl Drafter for DraftModel {
         MODEL
     }
 
+    fn stops(&self) -> bool {
+        true
+    }
+
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         Ok(Box::new(ModelState::open(&self.memory)?))
     }

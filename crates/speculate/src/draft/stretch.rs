@@ -2,7 +2,7 @@
 //! steps where the device can choose the tokens itself, else step by step; and whole drafts, made
 //! of such parts.
 
-use super::{DraftRequest, newest, shortest, wanting};
+use super::{DraftRequest, newest, steps, stop, wanting};
 use crate::host_choices::{RowChoice, are_worthwhile, choose_each};
 use crate::sample::{self, Scratch};
 use backend::{
@@ -67,7 +67,7 @@ impl Links<'_, '_> {
         let mut n = 0;
         while !active.is_empty() {
             x = b.gather(&x, &from);
-            let steps = shortest(requests, &active, n);
+            let steps = steps(requests, &active, n);
             let mut batches = vec![Batch::default(); steps];
             // The first token is scored by the rows above.
             for batch in batches.iter_mut().skip(usize::from(n == 0)) {
@@ -93,6 +93,9 @@ impl Links<'_, '_> {
                 scratch,
             );
             n += steps;
+            if stop(requests, &active) {
+                break;
+            }
             from = (0..active.len())
                 .filter(|&i| requests[active[i]].limit > n)
                 .collect();

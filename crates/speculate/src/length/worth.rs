@@ -11,7 +11,7 @@ use super::{Guesser, KEEP_MODEL, KEEP_STREAM, Ledger, LengthInput, Lengths, Long
 /// Log-odds of the first class of confidences, and how far classes are apart.
 const CLASSES: (f64, f64) = (-3.0, 0.75);
 /// Classes of confidences.
-const N_CLASSES: usize = 13;
+pub(super) const N_CLASSES: usize = 13;
 
 /// How many times as long a step is taken to last whose kind is not recorded. The first two take twice as long and more;
 /// part of that is worth it for those that follow.
@@ -35,7 +35,7 @@ pub(crate) struct Drafted<'a> {
 }
 
 /// The class of a confidence.
-fn class(confidence: f32) -> usize {
+pub(super) fn class(confidence: f32) -> usize {
     let odds = log_odds(f64::from(confidence));
     let class = (odds - CLASSES.0) / CLASSES.1;
     (class.round().max(0.0) as usize).min(N_CLASSES - 1)
@@ -154,7 +154,16 @@ impl Lengths {
         head: usize,
         confidence: f32,
     ) -> f64 {
-        let class = class(confidence);
+        self.chance_of_class(stream, head, class(confidence))
+    }
+
+    /// [`Self::chance_if_sure`] for a confidence of this class.
+    pub(super) fn chance_of_class(
+        &self,
+        stream: &LengthInput<'_>,
+        head: usize,
+        class: usize,
+    ) -> f64 {
         let all = &self.acceptance.by_confidence[head];
         let own = &stream.ledger.acceptance.by_confidence[head];
         own.chance(class, prior(all, class))

@@ -3,7 +3,7 @@
 
 use super::{StreamRows, Verified};
 use crate::draft::{DraftRequest, TargetView};
-use crate::length::{Drafted, Guesser, HeadTimes, LengthInput, Longest, Plan};
+use crate::length::{Drafted, Guesser, HeadTimes, LengthInput, Longest, Plan, StopRule};
 use crate::speculator::Speculator;
 use crate::stream::{Finish, Stream};
 use backend::DeviceError;
@@ -34,8 +34,7 @@ impl Speculator {
         } else if self.drafters.heads.is_empty() {
             return Ok(Default::default());
         }
-        let limits = self.draft_limits(streams, rows);
-        let longest = Longest::of(limits.iter().map(|limit| limit.plan));
+        let (mut limits, rules) = self.draft_limits(streams, rows);
         let mut most = vec![0; streams.len()];
         for (i, stream) in streams.iter_mut().enumerate() {
             if !may_be_read(stream) {
@@ -57,9 +56,16 @@ impl Speculator {
             let start = Instant::now();
             let taps = first_tap..first_tap + self.drafters.heads[head].taps().len();
             first_tap = taps.end;
-            self.guess_by(head, streams, rows, (verified, taps), &most)?;
+            let wishes = (&most[..], &rules[..]);
+            self.guess_by(head, streams, rows, (verified, taps), wishes)?;
             *time = Some(start.elapsed());
         }
+        for (i, limit) in limits.iter_mut().enumerate() {
+            if rules[i].is_some() {
+                limit.plan.tokens = streams[i].draft.len();
+            }
+        }
+        let longest = Longest::of(limits.iter().map(|limit| limit.plan));
         self.cut_drafts(streams, rows, &limits);
         Ok((longest, times))
     }
@@ -115,14 +121,14 @@ impl Speculator {
     }
 
     /// Has `head`, which reads the rows `taps` of those inside the target, see the rows that stay, and make the drafts
-    /// that are planned for it, with so many tokens at `most`.
+    /// that are planned for it, with so many tokens at `most` or up to where a rule ends them.
     fn guess_by(
         &mut self,
         head: usize,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
         (verified, taps): (&Verified, Range<usize>),
-        most: &[usize],
+        (most, rules): (&[usize], &[Option<StopRule>]),
     ) -> Result<(), DeviceError> {
         let mut readers = Vec::with_capacity(streams.len());
         let mut requests: Vec<DraftRequest<'_>> = Vec::with_capacity(streams.len());
@@ -136,7 +142,8 @@ impl Speculator {
             let limit = if is_guesser { most[i] } else { 0 };
             let rejects = is_guesser && stream.rejects();
             let tells = is_guesser && (stream.may_be_cut() || stream.is_calibration);
-            if let Some(request) = stream.draft_request(head, kept, limit, rejects, tells) {
+            let stop = rules[i].as_ref().filter(|_| is_guesser);
+            if let Some(request) = stream.draft_request(head, kept, limit, rejects, tells, stop) {
                 readers.push((i, is_guesser));
                 requests.push(request);
             }
@@ -160,8 +167,13 @@ impl Speculator {
         Ok(())
     }
 
-    /// How many tokens each stream may be drafted for, and by whom: none once it has ended.
-    fn draft_limits(&self, streams: &[&mut Stream], rows: &[StreamRows]) -> Vec<DraftLimit> {
+    /// How many tokens each stream may be drafted for, and by whom: none once it has ended. And where its draft may end
+    /// before.
+    fn draft_limits(
+        &self,
+        streams: &[&mut Stream],
+        rows: &[StreamRows],
+    ) -> (Vec<DraftLimit>, Vec<Option<StopRule>>) {
         let context = self.memory.size().context;
         let n_heads = self.n_heads();
         let going: Vec<usize> = (0..streams.len())
@@ -170,14 +182,22 @@ impl Speculator {
         let input = |&i: &usize| streams[i].length_input(rows[i].chooses, context, n_heads);
         let inputs: Vec<LengthInput<'_>> = going.iter().map(input).collect();
         let mut limits = vec![DraftLimit::default(); streams.len()];
+        let mut rules = vec![None; streams.len()];
         let plans = self.lengths.choose(&inputs);
+        for (&i, rule) in going.iter().zip(self.lengths.stop_rules(&inputs, &plans)) {
+            let Some(rule) = rule else { continue };
+            let stops = self.drafters.heads[rule.head()].stops();
+            if stops && streams[i].given.is_empty() && !streams[i].is_calibration {
+                rules[i] = Some(rule);
+            }
+        }
         for ((&i, input), plan) in going.iter().zip(&inputs).zip(plans) {
             limits[i] = DraftLimit {
                 plan,
                 is_held_back: input.could_draft() && plan.tokens == 0,
             };
         }
-        limits
+        (limits, rules)
     }
 }
 
