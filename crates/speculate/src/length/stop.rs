@@ -2,7 +2,8 @@
 //!
 //! A plan counts on what guesses are usually worth. Once a head has been unsure, those that would follow are rarely
 //! reached, and each takes its time whether it is verified or not. So before each guess its expected tokens are compared
-//! with the tokens that its time usually brings. Where a device chains all guesses by itself, nobody can stop it.
+//! with the tokens that its time usually brings; whether a guess that was made is worth a row is decided by how sure the
+//! head was of it (`worth.rs`). Where a device chains all guesses by itself, nobody can stop it.
 
 use super::worth::{N_CLASSES, class};
 use super::{Guesser, LengthInput, Lengths, Longest, Plan};
@@ -50,9 +51,6 @@ impl Lengths {
             return vec![None; streams.len()];
         }
         let rate = self.rate(streams, plans);
-        let n_rows = streams.len() + plans.iter().map(|plan| plan.tokens).sum::<usize>();
-        let verify = |rows| self.costs.verify_ms(context, streams.len(), (rows, None));
-        let row = (verify(n_rows) - verify(streams.len())) / (n_rows - streams.len()).max(1) as f64;
         let longest = Longest::of(plans.iter().copied());
         let rule = |(stream, plan): (&LengthInput<'_>, &Plan)| {
             let Guesser::Head(head) = plan.guesser else {
@@ -78,7 +76,7 @@ impl Lengths {
                 by_position: (0..plan.tokens)
                     .map(|position| self.chance(stream, plan.guesser, position))
                     .collect(),
-                least: rate * (guess + row).max(0.0),
+                least: rate * guess.max(0.0),
             })
         };
         streams.iter().zip(plans).map(rule).collect()
