@@ -11,6 +11,7 @@ use super::{Guesser, LengthInput, Lengths, Longest, Plan};
 /// When a draft of a text ends early, by how sure the head was of its guesses so far.
 #[derive(Clone, Debug)]
 pub struct StopRule {
+    /// The number of the head that guesses.
     head: usize,
     /// The chance that a guess of each class of confidences is accepted if those before it are.
     chances: [f64; N_CLASSES],

@@ -109,15 +109,15 @@ impl<L: Lanes> UseCodes for ScoreCodes<'_, '_, L> {
         let mut acc = [[L::splat(0.0); KEY_BLOCKS]; M];
         for g in 0..head_dim.div_ceil(codes.group) {
             let mut scales = [L::splat(0.0); KEY_BLOCKS];
-            for r in 0..KEY_BLOCKS {
-                scales[r] = codes.key_scales(b + r, g);
+            for (r, scales) in scales.iter_mut().enumerate() {
+                *scales = codes.key_scales(b + r, g);
             }
             let columns = g * codes.group..head_dim.min((g + 1) * codes.group);
             for eight in columns.start / 8..columns.end / 8 {
                 self.prefetch.step::<L>(eight);
                 let mut keys = [[L::splat(0.0); 8]; KEY_BLOCKS];
-                for r in 0..KEY_BLOCKS {
-                    keys[r] = codes.keys(b + r, eight);
+                for (r, keys) in keys.iter_mut().enumerate() {
+                    *keys = codes.keys(b + r, eight);
                 }
                 let mut x = [&[0.0; 8]; M];
                 for m in 0..M {
@@ -172,8 +172,8 @@ impl<L: Lanes> UseCodes for AddCodes<'_, '_, L> {
             let ahead = self.ahead.take(width - col, STRIPS * STRIP);
             let prefetch = ahead.over(keys.len());
             let mut scales = [[0.0; PAGE_ROWS]; STRIPS];
-            for s in 0..STRIPS {
-                scales[s] = codes.value_scales::<L>((col + s * STRIP) / codes.group);
+            for (s, scales) in scales.iter_mut().enumerate() {
+                *scales = codes.value_scales::<L>((col + s * STRIP) / codes.group);
             }
             let at = |i: usize, s: usize, half: usize| i * width + col + s * STRIP + 16 * half;
             let mut acc = [[[L::splat(0.0); 2]; STRIPS]; M];
