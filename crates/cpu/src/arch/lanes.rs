@@ -75,9 +75,8 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     }
     /// Flips the sign of each lane, zeros and NaN included.
     fn negate(self) -> Self;
-    /// Prefetches the cache line at `p`, which may be any address: to the second-level cache where
-    /// that can be said. What is prefetched is often read only after more than the first level
-    /// holds, and fills of the first level have few buffers.
+    /// Prefetches the cache line at `p`, which may be any address: on x86-64 to the L2 cache, for
+    /// attention prefetches more ahead than L1 holds, and few fills of L1 can be under way.
     fn prefetch(p: *const u8);
 
     /// The sum of the lanes, in the order of [`backend::math::sum_tree`].

@@ -247,7 +247,7 @@ impl Attend<'_> {
         mut ahead: PrefetchRange,
     ) {
         let head_dim = self.args.spec.head_dim;
-        let decodes = Self::scores_codes::<L>(k, active.len());
+        let decodes = coded::decodes::<L>(k, active.len());
         let mut b = blocks.start;
         while b < blocks.end {
             let r = match (L::REGISTERS, active.len(), blocks.end - b) {

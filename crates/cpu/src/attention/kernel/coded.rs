@@ -27,17 +27,11 @@ const STRIPS: usize = 2;
 
 /// Whether `queries` queries decode `unit` in registers.
 #[inline(always)]
-fn decodes<L: Lanes>(unit: KvView<'_>, queries: usize) -> bool {
+pub(super) fn decodes<L: Lanes>(unit: KvView<'_>, queries: usize) -> bool {
     L::REGISTERS == Registers::Wide && queries <= M && unit.has_codes()
 }
 
 impl Attend<'_> {
-    /// Whether [`Self::score_codes`] scores the keys of `unit` for `queries` queries.
-    #[inline(always)]
-    pub(super) fn scores_codes<L: Lanes>(unit: KvView<'_>, queries: usize) -> bool {
-        decodes::<L>(unit, queries)
-    }
-
     /// Scores [`KEY_BLOCKS`] blocks of keys of `unit`, from block `b` on.
     #[inline(always)]
     pub(super) fn score_codes<L: Lanes>(
