@@ -164,11 +164,37 @@ impl Gpu {
             let name = CString::new(kernel.name).expect("names of kernels have no zeros");
             // SAFETY: the module was just loaded; it stays for good.
             let entry = unsafe { result::module::get_function(module, name) }?;
+            self.allow_shared_memory(entry)?;
             Ok(Function { entry, module })
         });
         let function = while_doing(&format!("loading kernel {kernel}"), loaded)?;
         functions.insert(kernel.clone(), function);
         Ok(function)
+    }
+}
+
+impl Gpu {
+    /// Lets launches of a kernel ask for all the shared memory that its own leaves of a block's. Without this, both
+    /// together may be 48 KB.
+    fn allow_shared_memory(&self, entry: sys::CUfunction) -> Result<(), result::DriverError> {
+        use sys::CUdevice_attribute_enum as D;
+        use sys::CUfunction_attribute_enum as A;
+        // SAFETY: the device comes from the driver, and the function is loaded.
+        unsafe {
+            let all = result::device::get_attribute(
+                self.device,
+                D::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?;
+            let own = result::function::get_function_attribute(
+                entry,
+                A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            )?;
+            result::function::set_function_attribute(
+                entry,
+                A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                all - own,
+            )
+        }
     }
 }
 
@@ -272,17 +298,6 @@ impl Machine for Gpu {
                 (true, _) => 2,
             },
         };
-        if grid.shared > 48 << 10 {
-            // SAFETY: the function is loaded.
-            let done = unsafe {
-                result::function::set_function_attribute(
-                    function.entry,
-                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    grid.shared as i32,
-                )
-            };
-            while_doing("asking for shared memory", done)?;
-        }
         // SAFETY: the arguments are those of the kernel's signature, in order, each in
         // words of its own; the kernel keeps to the tensors whose addresses it gets,
         // which outlive it because memory is reused in the order of the one stream.

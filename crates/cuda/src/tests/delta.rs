@@ -73,8 +73,10 @@ fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
     };
     let down = |x: &Tensor| cuda.download(x).into_owned();
     let all = delta_rows(&cuda, &[(20, 20)], &[], |x| x);
-    let steps: [(&[_], &[_]); 4] = [
+    let steps: [(&[_], &[_]); 6] = [
         (&[(7, 3), (6, 1), (10, 10)], &[2, 4]),
+        (&[(16, 16), (4, 4)], &[0]),
+        (&[(14, 2), (18, 18)], &[0]),
         (&[(12, 12), (8, 8)], &[0]),
         (&[(19, 19), (1, 1)], &[0]),
         (&[(3, 0), (17, 1), (18, 18)], &[1, 0]),
