@@ -7,7 +7,7 @@
 //! ceiling, and what it takes to choose tokens on the device and on the host; a draft is
 //! timed as a step of its own, and as chains of one and of four tokens.
 //!
-//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [--trace ROWS] [--kv PLANS] [MODEL …]`: FOLDER is
+//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [--trace ROWS] [--kv PLANS] [--texts STEPS] [MODEL …]`: FOLDER is
 //! where the files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
 //! one short context and no prefill. With `--ops`, a step of that many rows is run once, as it
 //! comes and not recorded, for a profiler that shows what each kernel takes:
@@ -16,6 +16,8 @@
 //! `trace.py instrument` made, and what their blocks wrote down is left in
 //! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`. With `--kv PLANS`, such as `bf16,q8_0+turbo4`, steps and drafts of
 //! three tokens run at contexts from 1,000 to 100,000 tokens in each of these formats of the KV cache, and nothing else.
+//!
+//! With `--texts 8x4,8x5`, steps of 8 texts run that have 4 rows and 5 rows of each, and nothing else.
 //!
 //! `steps --cpu CHECKPOINT [--threads N] --kv PLANS` times the same steps and drafts on the CPU, with a real checkpoint's
 //! weights and a cache that is written before it is read.
@@ -39,7 +41,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
-use texts::{Text, extend, median, time_kv, token};
+use texts::{Text, extend, median, time_kv, time_texts, token};
 use weights::Checkpoint;
 
 fn gpu_options() -> CudaOptions {
@@ -60,6 +62,8 @@ enum Measure {
     Times { quick: bool },
     /// Steps and drafts by context with each of these formats of the KV cache.
     Kv(Vec<KvPlan>),
+    /// Steps of so many texts, with so many rows of each.
+    Texts(Vec<(usize, usize)>),
     /// A step of so many rows that is only shown to a profiler.
     Ops(usize),
     /// Recorded steps of so many rows, traced by their kernels.
@@ -101,6 +105,27 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         running_pages: None,
         kept: KeptSize::default(),
     };
+    if let Measure::Texts(steps) = measure {
+        let size = MemorySize {
+            sequences: steps.iter().map(|step| step.0).max().unwrap_or(1),
+            context: 2048,
+            ..size
+        };
+        let mut memory = Memory::new(&b, target.plan(), size);
+        for &(n, rows) in steps {
+            let mut texts: Vec<_> = (0..n).map(|_| memory.open().unwrap()).collect();
+            for text in &mut texts {
+                extend(&mut memory, text, 1024);
+            }
+            let seconds = time_texts(&b, &*target, &mut memory, &mut texts, rows);
+            println!(
+                "{}",
+                json!({"model": name, "format": format.name, "what": "step", "context": 1024, "texts": n, "rows": n * rows, "ms": seconds * 1e3})
+            );
+            texts.into_iter().for_each(|text| memory.close(text));
+        }
+        return;
+    }
     let mut memory = Memory::new(&b, target.plan(), size);
     let mut batch = Batch::default();
     let key = StepKey::fresh();
@@ -332,6 +357,17 @@ fn kv_plans(list: Option<String>) -> Vec<KvPlan> {
     list.split(',').map(plan).collect()
 }
 
+/// The steps of a list such as `8x4,8x5`: how many texts, and how many rows of each.
+fn text_steps(list: Option<String>) -> Vec<(usize, usize)> {
+    let list = list.expect("steps such as 8x4 after --texts");
+    let step = |text: &str| {
+        let (texts, rows) = text.split_once('x')?;
+        Some((texts.parse().ok()?, rows.parse().ok()?))
+    };
+    let steps = list.split(',').map(|text| step(text).expect("TEXTSxROWS"));
+    steps.collect()
+}
+
 fn main() {
     let mut args = std::env::args().skip(1).peekable();
     if args.next_if(|a| a == "--cpu").is_some() {
@@ -356,6 +392,9 @@ fn main() {
     };
     if args.next_if(|a| a == "--kv").is_some() {
         measure = Measure::Kv(kv_plans(args.next()));
+    }
+    if args.next_if(|a| a == "--texts").is_some() {
+        measure = Measure::Texts(text_steps(args.next()));
     }
     let mut wanted: Vec<String> = args.collect();
     if wanted.is_empty() {

@@ -76,6 +76,45 @@ pub(crate) struct Text<'a> {
     pub(crate) key: StepKey,
 }
 
+/// The median of the seconds that a recorded step takes that has `rows` rows of each of some texts, all of them at their
+/// ends.
+pub(crate) fn time_texts(
+    b: &dyn Backend,
+    target: &dyn Target,
+    memory: &mut Memory,
+    texts: &mut [cache::Sequence],
+    rows: usize,
+) -> f64 {
+    let (mut all, key) = (Vec::new(), StepKey::fresh());
+    let mut batch = Batch::default();
+    let (warm_up, counted) = turns(b);
+    for turn in 0..warm_up + counted {
+        let start = Instant::now();
+        batch.clear();
+        let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
+        for (number, text) in texts.iter_mut().enumerate() {
+            let first = (turn * 16 + number) * rows;
+            let tokens: Vec<u32> = (first..first + rows).map(token).collect();
+            memory.push(&mut batch, text, &tokens, 0).unwrap();
+        }
+        let (batch, kv) = (&batch, &mut *memory);
+        let made = b.step(key, batch, &[], &mut |_| {
+            let hidden = target.forward(b, batch, kv);
+            let logits = target.logits(b, &hidden);
+            vec![hidden, logits]
+        });
+        b.argmax(&made[1]);
+        b.finish().unwrap();
+        if turn >= warm_up {
+            all.push(start.elapsed().as_secs_f64());
+        }
+        for (text, length) in texts.iter_mut().zip(lengths) {
+            memory.truncate(text, length);
+        }
+    }
+    median(all)
+}
+
 impl Text<'_> {
     /// Medians of the seconds that a recorded step of `rows` rows takes at the text's end, and of those until it is
     /// launched.

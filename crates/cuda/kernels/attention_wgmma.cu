@@ -158,6 +158,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
                 for (int j = 0; j < 8; j++)
                     wgmma(s, descriptor(of_group + (c * 8 + j) * 256, HEAD_DIM * 16),
                           descriptor(keys + j / 2 * 4096 + j % 2 * 256, 512), c > 0 || j > 0);
+                wgmma_commit();
                 wgmma_wait(s);
                 release();
             }
@@ -237,6 +238,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     wgmma(x, p[j], descriptor(values + j / 2 * (STAGE_BYTES / 2) + j % 2 * 256, 512), chained || j > 0);
+                wgmma_commit();
                 wgmma_wait(x);
                 release();
                 if (units_are_pages_here) add(softmax_rescale(of[0], most[0]), softmax_rescale(of[1], most[8]));

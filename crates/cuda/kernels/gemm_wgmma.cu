@@ -6,15 +6,11 @@ KERNEL __launch_bounds__(2 * ROWS) swizzle_activations(Activations x, u8 *to, in
     swizzle_row(x, to, row < n_rows ? row : -1, tiles_per_slice);
 }
 
-// Work item `item` of `items`, of `blocks` blocks of weight rows: GROUP_BLOCKS of those go through all activations
-// before the next ones, so that both stay in L2.
-DEVICE WorkItem work_item(const MatrixGroup &group, int n_rows, int item, int items, int blocks) {
+// Block `row_block` of ROWS activation rows by block `block` of weight rows.
+DEVICE WorkItem work_item_at(const MatrixGroup &group, int n_rows, int block, int row_block) {
     WorkItem v;
-    const int wide = items / blocks;
-    const int part = item / (GROUP_BLOCKS * wide), in = item - part * GROUP_BLOCKS * wide;
-    const int size = min(GROUP_BLOCKS, blocks - part * GROUP_BLOCKS);
-    const int block = part * GROUP_BLOCKS + in % size;
-    v.block = in / size;
+    v.block = row_block;
+    v.slice = -1, v.part = 0;
     int which = 0;
 #pragma unroll
     for (int i = 1; i < 4; i++) which += block >= group.first_block[i];
@@ -29,27 +25,39 @@ DEVICE WorkItem work_item(const MatrixGroup &group, int n_rows, int item, int it
     v.pairs = nullptr;
     return v;
 }
+#if ROWS <= 64
+// Products of at most ROWS rows. The first `whole` items are all of K of a block of weight rows; the next ones are
+// single slices of one.
+KERNEL __launch_bounds__(384, BLOCKS_PER_SM)
+    gemm_wgmma_split(MatrixGroup group, const u8 *x, int n_rows, int k_tiles, int tiles_per_slice, SliceSums split,
+                     int whole, int items) {
+    pdl_launch();
+    auto find = [&](int item) {
+        const bool is_slice = item >= whole;
+        const int beyond = item - whole, part = beyond / split.slices;
+        WorkItem v = work_item_at(group, n_rows, is_slice ? whole + part : item, 0);
+        if (is_slice) v.slice = beyond - part * split.slices, v.part = part;
+        return v;
+    };
+    gemm_mainloop<false, true>(find, x, k_tiles, tiles_per_slice, items, split);
+}
+#endif
+#if ROWS >= 64
+// Work item `item` of `items`, of `blocks` blocks of weight rows: GROUP_BLOCKS of those go through all activations
+// before the next ones, so that both stay in L2.
+DEVICE WorkItem work_item(const MatrixGroup &group, int n_rows, int item, int items, int blocks) {
+    const int wide = items / blocks;
+    const int part = item / (GROUP_BLOCKS * wide), in = item - part * GROUP_BLOCKS * wide;
+    const int size = min(GROUP_BLOCKS, blocks - part * GROUP_BLOCKS);
+    return work_item_at(group, n_rows, part * GROUP_BLOCKS + in % size, in / size);
+}
 KERNEL __launch_bounds__(384, 1)
     gemm_wgmma(MatrixGroup group, const u8 *x, int n_rows, int k_tiles, int tiles_per_slice, int blocks, int items) {
-    pdl_sync();
-    gemm_mainloop<false>([&](int item) { return work_item(group, n_rows, item, items, blocks); }, x, k_tiles,
-                         tiles_per_slice, items);
+    pdl_launch();
+    gemm_mainloop<false, false>([&](int item) { return work_item(group, n_rows, item, items, blocks); }, x, k_tiles,
+                                tiles_per_slice, items);
 }
-
-#if ROWS == 64
-// ---- experts (grouped GEMM): a block of 64 pairs of one expert at a time. moe.cuh says what the lists are.
-
-// Pairs of an ExpertBlock. A pair reads activation row `by_pair ? pair : pair / top_k`.
-KERNEL __launch_bounds__(2 * ROWS)
-    swizzle_expert_activations(Activations x, u8 *to, const ExpertBlock *blocks, const u32 *pairs, int top_k,
-                               int by_pair, int tiles_per_slice) {
-    pdl_sync();
-    if (blockIdx.y >= blocks->count) return;
-    const ExpertBlock own = blocks[1 + blockIdx.y];
-    const u32 at = threadIdx.x >> 1;
-    const u32 pair = at < own.count ? pairs[own.first + at] : 0;
-    swizzle_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1, tiles_per_slice);
-}
+#endif
 
 // Experts' matrices of one shape, and what rows chose of them.
 struct ExpertGroup {
@@ -69,12 +77,29 @@ struct ExpertGroup {
                 (item - block * wide()) * BLOCK_TILES,
                 block,
                 (int) own.count,
-                pairs + own.first};
+                pairs + own.first,
+                -1,
+                0};
     }
 };
+#if ROWS == 64
+// ---- experts (grouped GEMM): a block of 64 pairs of one expert at a time. moe.cuh says what the lists are.
+
+// Pairs of an ExpertBlock. A pair reads activation row `by_pair ? pair : pair / top_k`.
+KERNEL __launch_bounds__(2 * ROWS)
+    swizzle_expert_activations(Activations x, u8 *to, const ExpertBlock *blocks, const u32 *pairs, int top_k,
+                               int by_pair, int tiles_per_slice) {
+    pdl_sync();
+    if (blockIdx.y >= blocks->count) return;
+    const ExpertBlock own = blocks[1 + blockIdx.y];
+    const u32 at = threadIdx.x >> 1;
+    const u32 pair = at < own.count ? pairs[own.first + at] : 0;
+    swizzle_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1, tiles_per_slice);
+}
+
 KERNEL __launch_bounds__(384, 1) moe_gemm_wgmma(ExpertGroup group, const u8 *x, int k_tiles, int tiles_per_slice) {
     pdl_sync();
-    gemm_mainloop<true>([&](int item) { return group.work_item(item); }, x, k_tiles, tiles_per_slice,
-                        (int) group.blocks->count * group.wide());
+    gemm_mainloop<true, false>([&](int item) { return group.work_item(item); }, x, k_tiles, tiles_per_slice,
+                               (int) group.blocks->count * group.wide());
 }
 #endif

@@ -13,19 +13,39 @@
 // while one warpgroup multiplies, the other dequantizes. A producer warp of a third warpgroup keeps the stages full. B
 // comes from shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_row`
 // permutes columns beforehand, and brings them to their slice's scale.
+//
+// Weights are asked for before the kernel waits for its input (PDL). Consumers write only after activations have come,
+// and so after the kernels before have ended.
+//
+// Products of few rows often have fewer blocks of row tiles than there are multiprocessors, so a work item may be one
+// slice of K (split-K, SPLIT): the last warp that has the sums of a row tile in a slice adds those of all slices, in
+// their order. With at most 32 rows, two blocks share a multiprocessor.
 
 #define BLOCK_TILES GEMM_TILES
-#define GROUP_BLOCKS 8                       // blocks of weight rows that go through the activations together
-constexpr int ACTIVATION_BYTES = ROWS * 132; // of a stage: values, and a scale a row
-constexpr int STAGE_BYTES = (ACTIVATION_BYTES + BLOCK_TILES * TILE_BYTES + 1023) / 1024 * 1024;
+#define BLOCKS_PER_SM (ROWS == 32 ? 2 : 1)
+#define CONSUMER_REGISTERS (BLOCKS_PER_SM == 2 ? 96 : 232)
+#define GROUP_BLOCKS 8 // blocks of weight rows that go through the activations together
+// STAGE_TILES: tiles of a row tile in a stage. Few large copies are faster than many small ones.
+constexpr int VALUE_BYTES = ROWS * 128, SCALE_BYTES = ROWS * 4; // of activations and a tile
+constexpr int WEIGHT_BYTES = BLOCK_TILES * STAGE_TILES * TILE_BYTES;
+constexpr int WEIGHTS_AT = STAGE_TILES * VALUE_BYTES, SCALES_AT = WEIGHTS_AT + WEIGHT_BYTES;
+constexpr int STAGE_BYTES = (SCALES_AT + STAGE_TILES * SCALE_BYTES + 1023) / 1024 * 1024;
 
-// Stores an activation row as wgmma takes it: for ROWS rows and a tile, lines of 128 bytes whose 16-byte pieces are
-// permuted against bank conflicts (the hardware's 128-byte swizzle); then the scales of the rows' slices, in the order
-// in which lanes hold four columns of results. Block (tile, ROWS rows), two threads a row; `row` is the thread's,
-// negative where there is none.
+// Activations of a block of ROWS rows as wgmma takes them: first the values of each tile, lines of 128 bytes whose
+// 16-byte pieces are permuted against bank conflicts (the hardware's 128-byte swizzle); then, tile by tile, the scales
+// of the rows' slices, in the order in which lanes hold four columns of results.
+template <class T>
+DEVICE T *swizzled_values(T *x, int block, int k, int k_tiles) {
+    return x + (u64) block * k_tiles * (VALUE_BYTES + SCALE_BYTES) + (u64) k * VALUE_BYTES;
+}
+template <class T>
+DEVICE T *swizzled_scales(T *x, int block, int k, int k_tiles) {
+    return swizzled_values(x, block, k_tiles, k_tiles) + (u64) k * SCALE_BYTES;
+}
+// Stores an activation row so. Block (tile, ROWS rows), two threads a row; `row` is the thread's, negative where there
+// is none.
 DEVICE void swizzle_row(const Activations &x, u8 *to, int row, int tiles_per_slice) {
     const int k_tiles = gridDim.x, k = blockIdx.x, at = threadIdx.x >> 1, h = threadIdx.x & 1;
-    to += ((u64) blockIdx.y * k_tiles + k) * ACTIVATION_BYTES;
     u32 v[4][4] = {};
     float scale = 0.0f;
     if (row >= 0) {
@@ -41,11 +61,12 @@ DEVICE void swizzle_row(const Activations &x, u8 *to, int row, int tiles_per_sli
             v[3][t] = hmul2(from.w, rescale);
         }
     }
-    uint4 *line = (uint4 *) (to + at * 128);
+    uint4 *line = (uint4 *) (swizzled_values(to, blockIdx.y, k, k_tiles) + at * 128);
 #pragma unroll
     for (int i = 0; i < 4; i++) line[h * 4 + i ^ at & 7] = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
     if (h == 0)
-        ((float *) (to + ROWS * 128))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] = scale;
+        ((float *) swizzled_scales(to, blockIdx.y, k,
+                                   k_tiles))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] = scale;
 }
 
 // The stage whose turn it is.
@@ -58,8 +79,11 @@ struct PipelineState {
             phase++;
         }
     }
-    // The work item that the stage belongs to: computed, for want of registers.
-    DEVICE int item(int k_tiles) const { return (int) (blockIdx.x + (phase * STAGES + stage) / k_tiles * gridDim.x); }
+    // The work item that the stage belongs to, where each has all of K: computed, for want of registers.
+    DEVICE int item(int k_tiles) const {
+        const int stages = (k_tiles + STAGE_TILES - 1) / STAGE_TILES;
+        return (int) (blockIdx.x + (phase * STAGES + stage) / stages * gridDim.x);
+    }
 };
 // What a block works on: row tiles from `tile` on, and block `block` of ROWS activation rows, `count` of which exist.
 struct WorkItem {
@@ -67,6 +91,15 @@ struct WorkItem {
     float *y; // of the block's first row
     int rows, tile, block, count;
     const u32 *pairs; // rows of y, if they do not follow each other
+    // Of an item that is one slice of K: which, or -1; and the number of its block of row tiles among those that are
+    // split.
+    int slice, part;
+};
+// Sums of single slices, until all of a row tile are there.
+struct SliceSums {
+    float *sums;   // [row tiles that are split, slices, 16 ROWS]
+    u32 *counters; // of each row tile that is split: how many slices have been stored
+    int slices;
 };
 // The shared memory descriptor of a stage's activations, 16 columns from number 16 j on: 128-byte swizzle, 1024 bytes
 // from eight rows to the next eight.
@@ -74,9 +107,49 @@ DEVICE u64 activation_descriptor(const u8 *stage, int j) {
     return (u64) ((smem_address(stage) + j * 32 & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// `find(item)` gives the WorkItem of a number; SCATTER: results go to the rows `pairs`.
-template <bool SCATTER, class Find>
-DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_slice, int items) {
+// Stores a warp's sums of its row tile in one slice. The last warp that does so for the row tile adds the sums of all
+// slices from the left to `totals`, and gets true.
+template <int N>
+DEVICE bool add_slices(const SliceSums &split, const WorkItem &v, float (&totals)[N][4]) {
+    const int lane = threadIdx.x & 31, number = v.part * BLOCK_TILES + (threadIdx.x >> 5);
+    float4 *sums = (float4 *) split.sums + (u64) number * split.slices * (N * 32) + lane;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        __stcg(sums + v.slice * (N * 32) + n * 32, make_float4(totals[n][0], totals[n][1], totals[n][2], totals[n][3]));
+    __threadfence();
+    __syncwarp();
+    u32 before = 0;
+    if (lane == 0) before = atomicAdd(split.counters + number, 1u);
+    if (__shfl_sync(~0u, before, 0) + 1 < (u32) split.slices) return false;
+    __threadfence();
+    if (lane == 0) split.counters[number] = 0;
+    // Some slices at a time: each takes a round trip to L2.
+    constexpr int AHEAD = 4;
+#pragma unroll 1
+    for (int s = 0; s < split.slices; s += AHEAD) {
+        float4 v[AHEAD][N];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int n = 0; n < N; n++) v[i][n] = __ldcg(sums + min(s + i, split.slices - 1) * (N * 32) + n * 32);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (s + i >= split.slices) break;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const float sum[4] = {v[i][n].x, v[i][n].y, v[i][n].z, v[i][n].w};
+#pragma unroll
+                for (int c = 0; c < 4; c++) totals[n][c] = s + i == 0 ? sum[c] : totals[n][c] + sum[c];
+            }
+        }
+    }
+    return true;
+}
+
+// `find(item)` gives the WorkItem of a number; SCATTER: results go to the rows `pairs`; SPLIT: items may be one slice.
+template <bool SCATTER, bool SPLIT, class Find>
+DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_slice, int items,
+                          const SliceSums &split = {}) {
     constexpr int N = ROWS / 8;
     extern __shared__ u8 smem[];
     __shared__ u64 full[STAGES], empty[STAGES];
@@ -95,55 +168,100 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
         // Producer.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         constexpr int COPIES = BLOCK_TILES / INTERLEAVE; // of weights, a lane each
+        int ahead = 0; // stages whose weights were asked for before the activations are there
         for (int item = warp == BLOCK_TILES ? blockIdx.x : items; item < items; item += gridDim.x) {
             const WorkItem v = find(item);
             const int copies = (v.rows + 16 * INTERLEAVE - 1) / (16 * INTERLEAVE); // in the whole matrix
             const u8 *w = v.w + (u64) min(v.tile / INTERLEAVE + min(lane, COPIES - 1), copies - 1) * k_tiles * K_STRIDE;
-            const u8 *from = x + (u64) v.block * k_tiles * ACTIVATION_BYTES;
-#pragma unroll 1
-            for (int k = 0; k < k_tiles; k++, state.advance()) {
-                const u32 to = smem_address(stages) + state.stage * STAGE_BYTES;
-                const u32 barrier = smem_address(full + state.stage);
-                mbarrier_wait(smem_address(empty + state.stage), state.phase + 1);
-                if (lane == 0) mbarrier_expect_tx(barrier, ACTIVATION_BYTES + BLOCK_TILES * TILE_BYTES);
+            int first = 0, stop = k_tiles;
+            if (SPLIT && v.slice >= 0) first = v.slice * tiles_per_slice, stop = min(first + tiles_per_slice, k_tiles);
+            auto produce_weights = [&](int stage, int k) {
+                const u32 to = smem_address(stages) + stage * STAGE_BYTES, barrier = smem_address(full + stage);
+                const int count = STAGE_TILES == 1 ? 1 : min(STAGE_TILES, stop - k);
+                if (lane == 0)
+                    mbarrier_expect_tx(barrier, count * (VALUE_BYTES + SCALE_BYTES + BLOCK_TILES * TILE_BYTES));
                 __syncwarp();
                 if (lane < COPIES)
-                    bulk_copy(to + ACTIVATION_BYTES + lane * K_STRIDE, w + (u64) k * K_STRIDE, K_STRIDE, barrier);
-                if (lane == COPIES) bulk_copy(to, from + (u64) k * ACTIVATION_BYTES, ACTIVATION_BYTES, barrier);
+                    bulk_copy(to + WEIGHTS_AT + lane * (STAGE_TILES * K_STRIDE), w + (u64) k * K_STRIDE,
+                              count * K_STRIDE, barrier);
+            };
+            if (item == blockIdx.x) {
+                for (int k = first; k < stop && ahead < STAGES; k += STAGE_TILES) produce_weights(ahead++, k);
+                pdl_wait();
+            }
+#pragma unroll 1
+            for (int k = first; k < stop; k += STAGE_TILES, state.advance()) {
+                const u32 to = smem_address(stages) + state.stage * STAGE_BYTES;
+                const u32 barrier = smem_address(full + state.stage);
+                const int count = STAGE_TILES == 1 ? 1 : min(STAGE_TILES, stop - k);
+                if (ahead > 0) {
+                    ahead--;
+                } else {
+                    mbarrier_wait(smem_address(empty + state.stage), state.phase + 1);
+                    produce_weights(state.stage, k);
+                }
+                if (lane == COPIES)
+                    bulk_copy(to, swizzled_values(x, v.block, k, k_tiles), count * VALUE_BYTES, barrier);
+                if (lane == COPIES + 1)
+                    bulk_copy(to + SCALES_AT, swizzled_scales(x, v.block, k, k_tiles), count * SCALE_BYTES, barrier);
             }
         }
     } else {
         // Consumers.
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         float accumulators[N][4], totals[N][4];
-        while (state.item(k_tiles) < items) {
-            int left = tiles_per_slice;
+        for (int item = blockIdx.x; (SPLIT ? item : state.item(k_tiles)) < items; item += gridDim.x) {
+            int left = tiles_per_slice, first = 0, stop = k_tiles;
+            if (SPLIT) {
+                const int slice = find(item).slice;
+                if (slice >= 0) first = slice * tiles_per_slice, stop = min(first + tiles_per_slice, k_tiles);
+            }
 #pragma unroll 1
-            for (int k = 0; k < k_tiles; k++, state.advance()) {
+            for (int k = first; k < stop; k += STAGE_TILES, state.advance()) {
                 const u8 *stage = stages + state.stage * STAGE_BYTES;
+                const int count = STAGE_TILES == 1 ? 1 : min(STAGE_TILES, stop - k);
                 mbarrier_wait(smem_address(full + state.stage), state.phase);
-                const Tile tile = Tile::load<true>(stage + ACTIVATION_BYTES + warp * TILE_BYTES, lane);
-                u32 a[4][4];
+                // The next tile is dequantized while the products of one run.
+                u32 a[STAGE_TILES > 1 ? 2 : 1][4][4];
+                auto dequantize = [&](int i) {
+                    const u8 *at = stage + WEIGHTS_AT + warp / INTERLEAVE * (STAGE_TILES * K_STRIDE) + i * K_STRIDE +
+                                   warp % INTERLEAVE * TILE_BYTES;
+                    const Tile tile = Tile::load<true>(at, lane);
+                    u32(&to)[4][4] = a[STAGE_TILES > 1 ? i & 1 : 0];
 #pragma unroll
-                for (int j = 0; j < 4; j++) tile.dequantize(j, a[j]);
-                wgmma_fence();
+                    for (int j = 0; j < 4; j++) tile.dequantize(j, to[j]);
 #pragma unroll
-                for (int j = 0; j < 4; j++)
-                    wgmma(accumulators, a[j], activation_descriptor(stage, j), j > 0 || left < tiles_per_slice);
-                wgmma_wait(accumulators);
-                // The end of a slice.
-                if (--left == 0 || k + 1 == k_tiles) {
-                    left = tiles_per_slice;
-                    const float4 *scales = (const float4 *) (stage + ROWS * 128) + t;
+                    for (int j = 0; j < 4; j++)
 #pragma unroll
-                    for (int q = 0; q < N / 2; q++) {
-                        const float4 s = scales[q * 4];
-                        const float scale[4] = {s.x, s.y, s.z, s.w};
+                        for (int q = 0; q < 4; q++) asm volatile("" : "+r"(to[j][q]));
+                };
+                dequantize(0);
 #pragma unroll
-                        for (int i = 0; i < 8; i++) {
-                            const int n = 2 * q + (i >> 2);
-                            const float v = accumulators[n][i & 3] * scale[(i >> 2) * 2 + (i & 1)];
-                            totals[n][i & 3] = k < tiles_per_slice ? v : totals[n][i & 3] + v;
+                for (int i = 0; i < STAGE_TILES; i++) {
+                    if (i >= count) break;
+                    const u32(&own)[4][4] = a[STAGE_TILES > 1 ? i & 1 : 0];
+                    wgmma_fence();
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        wgmma(accumulators, own[j], activation_descriptor(stage + i * VALUE_BYTES, j),
+                              j > 0 || left < tiles_per_slice);
+                    wgmma_commit();
+                    if (i + 1 < STAGE_TILES && i + 1 < count) dequantize(i + 1);
+                    wgmma_wait(accumulators);
+                    // The end of a slice.
+                    if (--left == 0 || k + i + 1 == stop) {
+                        left = tiles_per_slice;
+                        const float4 *scales = (const float4 *) (stage + SCALES_AT + i * SCALE_BYTES) + t;
+#pragma unroll
+                        for (int q = 0; q < N / 2; q++) {
+                            const float4 s = scales[q * 4];
+                            const float scale[4] = {s.x, s.y, s.z, s.w};
+#pragma unroll
+                            for (int c = 0; c < 8; c++) {
+                                const int n = 2 * q + (c >> 2);
+                                const float v = accumulators[n][c & 3] * scale[(c >> 2) * 2 + (c & 1)];
+                                totals[n][c & 3] = k + i - first < tiles_per_slice ? v : totals[n][c & 3] + v;
+                            }
                         }
                     }
                 }
@@ -151,7 +269,8 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                 if (lane == 0) mbarrier_arrive(smem_address(empty + state.stage));
             }
             // Epilogue.
-            const WorkItem v = find(state.item(k_tiles) - gridDim.x);
+            const WorkItem v = find(SPLIT ? item : state.item(k_tiles) - (int) gridDim.x);
+            if (SPLIT && v.slice >= 0 && !add_slices(split, v, totals)) continue;
             const int column = 2 * t, count = v.count - column, tile = v.tile + warp;
             const float scale = tile * 16 < v.rows ? row_tile_scales(v.w, v.rows, k_tiles)[tile] : 0.0f;
 #pragma unroll

@@ -380,20 +380,19 @@ DEVICE void gemv_mainloop(const Matrices &matrices, Pipeline &pipeline, const Sl
         for (int k = 0; k < length; k++) {
             pipeline.acquire(k);
             // Row tiles side by side hide each other's latency.
+            ActivationFragment b[N];
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                const ActivationFragment b = problem.fragment(n, k);
-                auto multiply = [&](int count) {
+            for (int n = 0; n < N; n++) b[n] = problem.fragment(n, k);
+            auto multiply = [&](int count) {
 #pragma unroll
-                    for (int m = 0; m < M; m++)
-                        if (m < count)
-                            mma_tile(accumulators[m][n], Tile::load<true>(pipeline.stage + m * TILE_BYTES, lane), b);
-                };
-                if (group.count == M) multiply(M);
-                else if (group.count == 3) multiply(3);
-                else if (group.count == 2) multiply(2);
-                else multiply(1);
-            }
+                for (int m = 0; m < M; m++)
+                    if (m < count)
+                        mma_tile(accumulators[m], Tile::load<true>(pipeline.stage + m * TILE_BYTES, lane), b);
+            };
+            if (group.count == M) multiply(M);
+            else if (group.count == 3) multiply(3);
+            else if (group.count == 2) multiply(2);
+            else multiply(1);
             pipeline.release();
         }
 #pragma unroll

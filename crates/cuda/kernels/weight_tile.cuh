@@ -338,6 +338,16 @@ struct ActivationFragment {
         for (int i = 0; i < 8; i++) w[i] = hmul2(w[i], rescale);
     }
 };
+template <int N>
+DEVICE void mma_tile(float (&accumulators)[N][4], const Tile &tile, const ActivationFragment (&x)[N]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 a[4];
+        tile.dequantize(j, a);
+#pragma unroll
+        for (int n = 0; n < N; n++) mma_m16n8k16(accumulators[n], a, x[n].w[2 * j], x[n].w[2 * j + 1]);
+    }
+}
 DEVICE void mma_tile(float (&accumulators)[4], const Tile &tile, const ActivationFragment &x) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {

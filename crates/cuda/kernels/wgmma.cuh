@@ -3,8 +3,10 @@
 // products of 16 columns to `c`, or replaces it. common.cuh goes before this.
 
 #define C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define C16 C4(0), C4(1), C4(2), C4(3)
 #define C32 C4(0), C4(1), C4(2), C4(3), C4(4), C4(5), C4(6), C4(7)
 #define C64 C32, C4(8), C4(9), C4(10), C4(11), C4(12), C4(13), C4(14), C4(15)
+#define R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define R32                                                                                                            \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                           \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -22,6 +24,11 @@ DEVICE void wgmma(float (&c)[8][4], const u32 (&a)[4], u64 b, bool add) {
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" R32 "}, {%32,%33,%34,%35}, %36, add, 1, 1, 0;}"
         : C32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
 }
+DEVICE void wgmma(float (&c)[4][4], const u32 (&a)[4], u64 b, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.u32 add, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" R16 "}, {%16,%17,%18,%19}, %20, add, 1, 1, 0;}"
+        : C16 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
+}
 // A in shared memory.
 DEVICE void wgmma(float (&c)[8][4], u64 a, u64 b, bool add) {
     asm volatile("{.reg .pred add; setp.ne.u32 add, %34, 0;\n"
@@ -31,10 +38,11 @@ DEVICE void wgmma(float (&c)[8][4], u64 a, u64 b, bool add) {
 // clang-format on
 // Registers and shared memory that were written before can be read by the products that follow.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Waits for all products; until then nothing may read `c`.
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits for all committed products; until then nothing may read `c`.
 template <int E>
 DEVICE void wgmma_wait(float (&c)[E][4]) {
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
     for (int n = 0; n < E; n++)
 #pragma unroll

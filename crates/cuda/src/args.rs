@@ -169,6 +169,13 @@ kernel_structs! {
         count: u32,
     }
 
+    /// Sums of single slices of K, until all of a row tile are there.
+    SliceSums {
+        sums: Address,
+        counters: Address,
+        slices: i32,
+    }
+
     /// Experts' matrices of one shape, and what rows chose of them.
     ExpertGroup {
         table: Address,

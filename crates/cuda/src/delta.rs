@@ -4,7 +4,7 @@ use crate::args;
 use crate::args::{Address, Args};
 use crate::constants::CHUNK_ROWS;
 use crate::elementwise::number;
-use crate::launch::{Device, Launch};
+use crate::launch::{ARRIVALS_BYTES, Device, Launch};
 use crate::machine::Grid;
 use crate::memory::Block;
 use crate::record::{Bound, Rows};
@@ -12,9 +12,6 @@ use crate::{Cuda, Kernel};
 use backend::{Activation, Delta, DeltaSpec, MAX_TENTATIVE};
 use fusion::{Kind, Op};
 use std::sync::Arc;
-
-/// Memory for how many of the blocks that share a value head or a key head are done.
-pub(crate) const ARRIVALS_BYTES: usize = 64 << 10;
 
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;

@@ -1,12 +1,13 @@
 //! Products with many rows of activations (kernels/gemm.cu, kernels/gemm_wgmma.cu).
 
 use crate::Kernel;
-use crate::args::{Activations, Address, Args, ExpertGroup};
+use crate::args::{Activations, Address, Args, ExpertGroup, SliceSums};
 use crate::constants::{GEMM_ROWS, GEMM_TILES, GEMM_WGMMA};
 use crate::driver::Driver;
-use crate::launch::Device;
+use crate::launch::{ARRIVALS_BYTES, Device};
 use crate::machine::Grid;
 use crate::matmul::{Group, Tiles, matrices};
+use crate::memory::Buffer;
 use crate::pack::{Packing, TILE, TILE_ROWS};
 
 /// Bytes of shared memory of a block: two stages of activations and of codes, and its results
@@ -19,6 +20,12 @@ fn shared(packing: Packing) -> usize {
     2 * (GEMM_ROWS * 2 * TILE + codes) + 4 * GEMM_ROWS * GEMM_TILES * TILE_ROWS
 }
 
+/// Rows of activations of a block that shares a multiprocessor with another.
+const FEW_ROWS: usize = 32;
+
+/// Rows of activations, at most, whose products may be split into the slices of K among multiprocessors.
+const SPLIT_ROWS: usize = 64;
+
 /// How blocks of warpgroups use shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Warpgroups {
@@ -28,21 +35,38 @@ pub(crate) struct Warpgroups {
 }
 
 impl Warpgroups {
-    /// Bytes of shared memory that a block needs; most stages that are of use.
+    /// Bytes of shared memory that a block can have; most stages that are of use.
     const SHARED: usize = 227 << 10;
     const MOST: usize = 8;
+
+    /// Blocks that share a multiprocessor.
+    fn blocks_per_sm(self) -> usize {
+        if self.rows == FEW_ROWS { 2 } else { 1 }
+    }
 
     /// Bytes of a tile's columns of the activations: values, and the units of their slices.
     fn inputs(self) -> usize {
         self.rows * (2 * TILE + 4)
     }
 
+    /// Tiles of a row tile in a stage: with more of them, copies are fewer and larger, and dequantizing a tile runs beside
+    /// the products of the one before.
+    fn stage_tiles(self) -> usize {
+        match (self.rows, self.packing.tile_bytes()) {
+            (FEW_ROWS, ..=640) => 4,
+            (FEW_ROWS, 1153..) => 1,
+            _ => 2,
+        }
+    }
+
     /// Bytes of a stage, and stages.
     fn memory(self) -> (usize, usize) {
-        let stage = self.inputs() + GEMM_TILES * self.packing.tile_bytes();
+        let stage = self.stage_tiles() * (self.inputs() + GEMM_TILES * self.packing.tile_bytes());
         let stage = stage.next_multiple_of(1024);
-        // Stages start at multiples of 1024; their barriers are in another such piece.
-        (stage, ((Self::SHARED - 2048) / stage).min(Self::MOST))
+        // Of each block's shared memory the system takes 1024 bytes. Stages start at multiples of 1024; their barriers
+        // are in another such piece.
+        let shared = (Self::SHARED + 1024) / self.blocks_per_sm() - 1024;
+        (stage, ((shared - 2048) / stage).min(Self::MOST))
     }
 
     pub(crate) fn new(packing: Packing, rows: usize) -> Self {
@@ -57,10 +81,25 @@ impl Warpgroups {
         }
     }
 
+    /// Launches what brings `n` rows of activations to the order in which warpgroups read them.
+    fn swizzle(self, device: &Device, x: &Activations, n: usize, tiles: Tiles) -> Buffer {
+        let wide = n.div_ceil(self.rows);
+        let inputs = device.arena.buffer(wide * tiles.tiles * self.inputs());
+        let args = Args::default().of(x).ptr(inputs.address);
+        let args = args.int(n).int(tiles.per_slice);
+        let grid = Grid::rect(tiles.tiles, wide, 2 * self.rows);
+        device.launch(&self.kernel("swizzle_activations"), grid, args);
+        inputs
+    }
+
     pub(crate) fn kernel(self, name: &'static str) -> Kernel {
         let mut kernel = Kernel::new(GEMM_WGMMA, name);
         kernel.defines = self.packing.defines();
-        let own = [("ROWS", self.rows), ("STAGES", self.memory().1)];
+        let own = [
+            ("ROWS", self.rows),
+            ("STAGES", self.memory().1),
+            ("STAGE_TILES", self.stage_tiles()),
+        ];
         kernel.defines.extend(own);
         kernel
     }
@@ -104,21 +143,57 @@ pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, 
         let args = count(matrices.of(&own));
         return device.launch(&simple(packing, "gemm"), grid, args);
     }
+    if n <= SPLIT_ROWS {
+        return split(device, x, n, tiles, (matrices, blocks));
+    }
     // How long blocks of so many rows take: one after the other, and fewer rows more for each.
     let most = device.driver.sms;
     let time = |rows: usize| (blocks * n.div_ceil(rows)).div_ceil(most) * (rows + 64);
     let rows = if time(64) < time(128) { 64 } else { 128 };
     let (own, wide) = (Warpgroups::new(packing, rows), n.div_ceil(rows));
-    let inputs = device.arena.buffer(wide * tiles.tiles * own.inputs());
-    let args = Args::default().of(x).ptr(inputs.address);
-    let args = args.int(n).int(tiles.per_slice);
-    let grid = Grid::rect(tiles.tiles, wide, 2 * rows);
-    device.launch(&own.kernel("swizzle_activations"), grid, args);
+    let inputs = own.swizzle(device, x, n, tiles);
     let args = count(matrices.ptr(inputs.address))
         .int(blocks)
         .int(blocks * wide);
     let grid = own.grid((blocks * wide).min(most));
     device.launch(&own.kernel("gemm_wgmma"), grid, args);
+}
+
+/// Launches products of at most [`SPLIT_ROWS`] rows. Blocks of row tiles that are left once all multiprocessors have had
+/// the same number of them are split into the slices of K, if they are few.
+fn split(
+    device: &Device,
+    x: &Activations,
+    n: usize,
+    tiles: Tiles,
+    (matrices, blocks): (Args, usize),
+) {
+    let rows = if n <= FEW_ROWS { FEW_ROWS } else { SPLIT_ROWS };
+    let own = Warpgroups::new(tiles.packing, rows);
+    let inputs = own.swizzle(device, x, n, tiles);
+    let sms = device.driver.sms;
+    let slots = sms * own.blocks_per_sm();
+    let rest = blocks % slots;
+    // Sums of slices go through memory: not worth it where most multiprocessors have a block of the rest anyway.
+    let is_split =
+        tiles.slices > 1 && 4 * rest < 3 * sms && 4 * GEMM_TILES * rest <= ARRIVALS_BYTES;
+    let split = if is_split { rest } else { 0 };
+    let whole = blocks - split;
+    let items = whole + split * tiles.slices;
+    let sums = split * tiles.slices * GEMM_TILES * TILE_ROWS * rows;
+    let sums = device.arena.buffer(4 * sums);
+    let args = matrices.ptr(inputs.address);
+    let args = args.int(n).int(tiles.tiles).int(tiles.per_slice);
+    let args = args
+        .of(&SliceSums {
+            sums: sums.address,
+            counters: device.arrivals.address,
+            slices: tiles.slices as i32,
+        })
+        .int(whole)
+        .int(items);
+    let grid = own.grid(items.min(slots));
+    device.launch(&own.kernel("gemm_wgmma_split"), grid, args);
 }
 
 /// Pairs of an expert that a block takes, at most.

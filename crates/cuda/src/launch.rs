@@ -12,9 +12,12 @@ use fusion::{Kind, Op, OpList, Operand, Value, fuse};
 use std::cell::RefCell;
 use std::sync::Arc;
 
+/// Bytes of [`Device::arrivals`].
+pub(crate) const ARRIVALS_BYTES: usize = 64 << 10;
+
 /// What launches need.
 pub(crate) struct Device {
-    /// Zeros, by which blocks of a kernel know who comes last.
+    /// Counters of what a kernel's blocks have done; zeros between kernels.
     pub(crate) arrivals: Block,
     pub(crate) arena: Arc<Arena>,
     pub(crate) driver: Arc<Driver>,

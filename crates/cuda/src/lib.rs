@@ -178,7 +178,7 @@ impl Cuda {
             recorder: Mutex::default(),
             recorded_batch: Block::new(&driver, step::BATCH_BYTES, "a step's rows"),
             device: Device {
-                arrivals: Block::zeroed(&driver, delta::ARRIVALS_BYTES, "counters"),
+                arrivals: Block::zeroed(&driver, launch::ARRIVALS_BYTES, "counters"),
                 arena: Arena::new(driver.clone()),
                 driver,
             },

@@ -21,9 +21,6 @@ const RANK_THREADS: usize = 128;
 /// Rows of activations that one tensor-core product takes.
 const MMA_ROWS: usize = 8;
 
-/// Rows of activations that a GEMV takes, at most; more of them are a [`gemm`].
-const MAX_GEMV_ROWS: usize = 32;
-
 /// Bytes of shared memory that a warp of `gemv_pipelined` takes.
 const PIPELINED_SHARED: usize = GEMV_PIPELINE_BYTES + GEMV_REDUCTION_BYTES;
 
@@ -263,7 +260,7 @@ pub(crate) fn product(l: &Launch<'_>, op: &Op) {
             None => group.iter().for_each(|&(w, y)| {
                 product_f32(l.device, (l.address(x), n), w, 0, (y, w.rows));
             }),
-            Some(tiles) if n > MAX_GEMV_ROWS => {
+            Some(tiles) if n > max_gemv_rows(&l.device.driver) => {
                 gemm::product(l.device, &input(tiles), n, tiles, &group)
             }
             Some(tiles) => {
@@ -293,6 +290,15 @@ fn product_f32(
         .int(w.cols);
     let grid = Grid::rect(cols.div_ceil(8), n, 256);
     device.launch(&Kernel::new("gemv_f32", "gemv_f32"), grid, args);
+}
+
+/// Rows of activations that a GEMV takes, at most; more of them are a [`gemm`].
+fn max_gemv_rows(driver: &Driver) -> usize {
+    if gemm::warpgroups(driver) {
+        2 * MMA_ROWS
+    } else {
+        4 * MMA_ROWS
+    }
 }
 
 /// Whether products of a few rows go through pipelines in shared memory.
@@ -325,7 +331,7 @@ pub(crate) fn matrices(group: &Group<'_>, r: usize) -> (MatrixGroup, usize) {
     (matrices, blocks)
 }
 
-/// The GEMV of a group and `n` rows, at most [`MAX_GEMV_ROWS`]: kernel, grid and arguments.
+/// The GEMV of a group and `n` rows, at most [`max_gemv_rows`]: kernel, grid and arguments.
 fn gemv(
     device: &Device,
     (n, x): (usize, &Activations),

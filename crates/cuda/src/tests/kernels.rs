@@ -119,7 +119,7 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
         }
         all.push(gemm::simple(packing, ""));
         if first {
-            all.extend([64, 128].map(|rows| Warpgroups::new(packing, rows).kernel("")));
+            all.extend([32, 64, 128].map(|rows| Warpgroups::new(packing, rows).kernel("")));
         }
     }
     all

@@ -99,15 +99,20 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
     ] {
         let format = quant::format(name).unwrap();
         // Rows of tiles that blocks share unevenly, of three matrices; few and many slices.
-        for (rows, cols) in [
+        let mut shapes = vec![
             ([40, 5, 700], 192),
             ([2100, 40, 2300], 1088),
             ([4, 20, 900], 8256),
-        ] {
+        ];
+        if name == "affine4-g64" {
+            // More blocks of row tiles than a GPU has room for: whole ones, and some that are split.
+            shapes.push(([36_000, 700, 40], 512));
+        }
+        for (rows, cols) in shapes {
             let stored =
                 rows.map(|rows| quant::encode(format, &noise(1, rows * cols), cols, Scalar::Bf16));
             let mut widest: [Vec<f32>; 3] = Default::default();
-            for n in [1, 3, 8, 9, 16, 20, 33, 200] {
+            for n in [1, 3, 8, 9, 16, 20, 32, 33, 64, 200] {
                 let x = noise(2, n * cols);
                 let y = |cuda: &Cuda| {
                     let b: &dyn Backend = cuda;
