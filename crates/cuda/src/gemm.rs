@@ -6,7 +6,7 @@ use crate::constants::{GEMM_ROWS, GEMM_TILES, GEMM_WGMMA};
 use crate::driver::Driver;
 use crate::launch::{ARRIVALS_BYTES, Device};
 use crate::machine::Grid;
-use crate::matmul::{Group, Tiles, matrices};
+use crate::matmul::{GEMV_ROWS, Group, Tiles, matrices, row_tiles};
 use crate::memory::Buffer;
 use crate::pack::{Packing, TILE, TILE_ROWS};
 
@@ -108,6 +108,21 @@ impl Warpgroups {
 /// Whether warpgroups multiply, on the one architecture where they do so.
 pub(crate) fn warpgroups(driver: &Driver) -> bool {
     driver.arch == 90 && driver.shared >= Warpgroups::SHARED
+}
+
+/// Bytes of weights for each multiprocessor that take as long to read again as it takes to set up a GEMM: its activations
+/// are brought to an order of their own, and sums of slices meet in memory.
+const SETUP_BYTES: usize = 160 << 10;
+
+/// Whether products of `n` rows with a group of matrices are faster as a GEMM than as a GEMV, which reads weights again for
+/// every [`GEMV_ROWS`](crate::matmul::GEMV_ROWS) rows.
+pub(crate) fn is_faster(driver: &Driver, n: usize, tiles: Tiles, group: &Group<'_>) -> bool {
+    if !warpgroups(driver) {
+        return n > 2 * GEMV_ROWS;
+    }
+    let weights = row_tiles(group) * tiles.tiles * tiles.packing.tile_bytes();
+    let again = (n.div_ceil(GEMV_ROWS) - 1) * weights;
+    n > SPLIT_ROWS || again >= SETUP_BYTES * driver.sms
 }
 
 /// A kernel without warpgroups.

@@ -21,6 +21,9 @@ const RANK_THREADS: usize = 128;
 /// Rows of activations that one tensor-core product takes.
 const MMA_ROWS: usize = 8;
 
+/// Rows of activations that a GEMV takes at once, at most.
+pub(crate) const GEMV_ROWS: usize = 2 * MMA_ROWS;
+
 /// Bytes of shared memory that a warp of `gemv_pipelined` takes.
 const PIPELINED_SHARED: usize = GEMV_PIPELINE_BYTES + GEMV_REDUCTION_BYTES;
 
@@ -260,7 +263,7 @@ pub(crate) fn product(l: &Launch<'_>, op: &Op) {
             None => group.iter().for_each(|&(w, y)| {
                 product_f32(l.device, (l.address(x), n), w, 0, (y, w.rows));
             }),
-            Some(tiles) if n > max_gemv_rows(&l.device.driver) => {
+            Some(tiles) if gemm::is_faster(&l.device.driver, n, tiles, &group) => {
                 gemm::product(l.device, &input(tiles), n, tiles, &group)
             }
             Some(tiles) => {
@@ -292,15 +295,6 @@ fn product_f32(
     device.launch(&Kernel::new("gemv_f32", "gemv_f32"), grid, args);
 }
 
-/// Rows of activations that a GEMV takes, at most; more of them are a [`gemm`].
-fn max_gemv_rows(driver: &Driver) -> usize {
-    if gemm::warpgroups(driver) {
-        2 * MMA_ROWS
-    } else {
-        4 * MMA_ROWS
-    }
-}
-
 /// Whether products of a few rows go through pipelines in shared memory.
 pub(crate) fn has_pipelines(driver: &Driver) -> bool {
     driver.arch >= 90 && driver.shared >= PIPELINED_WARPS * PIPELINED_SHARED
@@ -310,7 +304,7 @@ pub(crate) fn has_pipelines(driver: &Driver) -> bool {
 pub(crate) type Group<'a> = [(&'a Weights, Address)];
 
 /// Rows of tiles in a group.
-fn row_tiles(group: &Group<'_>) -> usize {
+pub(crate) fn row_tiles(group: &Group<'_>) -> usize {
     group.iter().map(|(w, _)| w.rows.div_ceil(TILE_ROWS)).sum()
 }
 
@@ -331,7 +325,7 @@ pub(crate) fn matrices(group: &Group<'_>, r: usize) -> (MatrixGroup, usize) {
     (matrices, blocks)
 }
 
-/// The GEMV of a group and `n` rows, at most [`max_gemv_rows`]: kernel, grid and arguments.
+/// The GEMV of a group and `n` rows: kernel, grid and arguments.
 fn gemv(
     device: &Device,
     (n, x): (usize, &Activations),
@@ -345,10 +339,10 @@ fn gemv(
         match n {
             ..=3 => ("gemv_pipelined_3", 1, MMA_ROWS),
             4..=MMA_ROWS => ("gemv_pipelined_8", 1, MMA_ROWS),
-            _ => ("gemv_pipelined_16", 1, 2 * MMA_ROWS),
+            _ => ("gemv_pipelined_16", 1, GEMV_ROWS),
         }
     } else if n > MMA_ROWS {
-        ("gemv_1x16", 1, 2 * MMA_ROWS)
+        ("gemv_1x16", 1, GEMV_ROWS)
     } else if row_tiles(group) >= 4 * device.driver.sms {
         ("gemv_2x8", 2, MMA_ROWS)
     } else {

@@ -104,9 +104,12 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
             ([2100, 40, 2300], 1088),
             ([4, 20, 900], 8256),
         ];
-        if name == "affine4-g64" {
-            // More blocks of row tiles than a GPU has room for: whole ones, and some that are split.
-            shapes.push(([36_000, 700, 40], 512));
+        // Enough weights for a GEMM of few rows: split into slices, and as many blocks of row tiles as a GPU has room for
+        // besides.
+        match name {
+            "affine4-g64" => shapes.extend([([4600, 40, 5], 8256), ([36_000, 700, 40], 1088)]),
+            "bf16" => shapes.push(([1300, 40, 5], 8256)),
+            _ => {}
         }
         for (rows, cols) in shapes {
             let stored =
