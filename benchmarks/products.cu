@@ -47,7 +47,7 @@
 namespace slices_8 {
 #include KERNEL_FILE(weight_tile.cuh)
 #ifdef NO_PRODUCTS
-#define mma_tile(sums, tile, b) (sums[0] += __uint_as_float(b.w[0]))
+#define mma_tile(sums, tile, b) (sums[0][0] += __uint_as_float(b[0].w[0]))
 #endif
 #include KERNEL_FILE(gemv_pipelined.cuh)
 #include KERNEL_FILE(gemv_pipelined.cu)
@@ -58,7 +58,7 @@ namespace slices_8 {
 namespace slices_16 {
 #include KERNEL_FILE(weight_tile.cuh)
 #ifdef NO_PRODUCTS
-#define mma_tile(sums, tile, b) (sums[0] += __uint_as_float(b.w[0]))
+#define mma_tile(sums, tile, b) (sums[0][0] += __uint_as_float(b[0].w[0]))
 #endif
 #include KERNEL_FILE(gemv_pipelined.cuh)
 #include KERNEL_FILE(gemv_pipelined.cu)
