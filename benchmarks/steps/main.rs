@@ -19,9 +19,10 @@
 //!
 //! With `--texts 8x4,8x5`, steps of 8 texts run that have 4 rows and 5 rows of each, and nothing else.
 //!
-//! `steps --cpu CHECKPOINT [--threads N] --kv PLANS` times the same steps and drafts on the CPU, with a real checkpoint's
+//! `steps --cpu CHECKPOINT [--assistant CHECKPOINT] [--threads N] --kv PLANS` times the same steps and drafts on the CPU, with a real checkpoint's
 //! weights and a cache that is written before it is read.
 
+mod head;
 mod host;
 mod random;
 mod shapes;
@@ -30,7 +31,7 @@ mod texts;
 use backend::{Batch, Record, Sample, StepKey, Store};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cuda::{Cuda, CudaOptions};
-use models::{ChainedHead, Qwen35Mtp};
+use head::Head;
 use random::Random;
 use serde_json::json;
 use shapes::{shape, write};
@@ -92,7 +93,12 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         let h = target.hidden_size();
         dense -= b.inner.random_matrix(1 << 14, h, format).bytes * target.vocab_size() / (1 << 14);
     }
-    let head = Qwen35Mtp::load(&b, &checkpoint, &*target).ok();
+    let beside = shapes::assistant(name).map(|shape| {
+        let folder = folder.join("assistant");
+        write(&folder, &shape);
+        Checkpoint::open(&folder).unwrap()
+    });
+    let head = Head::load(&b, &checkpoint, beside.as_ref(), &*target);
     if let Measure::Kv(plans) = &measure {
         let of = json!({"model": name, "format": format.name});
         return time_kv(&b, &*target, head.as_ref(), plans, &of);
@@ -129,7 +135,8 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
     let mut memory = Memory::new(&b, target.plan(), size);
     let mut batch = Batch::default();
     let key = StepKey::fresh();
-    let mut head_memory = head.as_ref().map(|h| Memory::new(&b, h.plan(), size));
+    let plan_of_head = head.as_ref().and_then(Head::plan);
+    let mut head_memory = plan_of_head.map(|plan| Memory::new(&b, plan, size));
     b.finish().unwrap();
     // The rows of 8192 tokens, then as many more as the context needs, unread.
     let mut sequence = memory.open().unwrap();
@@ -255,8 +262,8 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                 .unwrap();
             let (target, memory, batch) = (&*target, &mut *memory, &batch);
             let made = b.step(key, batch, &[&hidden], &mut |x| {
-                let m = head.forward(&b, target, x[0], &[], batch, memory);
-                vec![target.logits(&b, &m)]
+                let (z, _) = head.guess(&b, target, x[0], batch, memory);
+                vec![head.logits(&b, target, &z)]
             });
             b.argmax(&made[0]);
             b.finish().unwrap();

@@ -147,6 +147,65 @@ fn gemma(g: Gemma) -> Shape {
     }
 }
 
+/// The assistant of a Gemma 4: four layers of its own size that read the target's keys and values.
+fn gemma_assistant(g: Gemma) -> Shape {
+    let (v, h, f) = (262_144, 1024, 8192);
+    let types = [
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ];
+    let mut t: Tensors = vec![
+        ("pre_projection.weight".into(), vec![h, 2 * g.h]),
+        ("post_projection.weight".into(), vec![g.h, h]),
+        ("model.embed_tokens.weight".into(), vec![v, h]),
+        ("model.norm.weight".into(), vec![h]),
+    ];
+    for (i, layer) in types.iter().enumerate() {
+        let e = if *layer == "full_attention" { 512 } else { 256 };
+        let mut put = |name: &str, shape: &[usize]| {
+            t.push((format!("model.layers.{i}.{name}"), shape.to_vec()))
+        };
+        for norm in [
+            "input",
+            "post_attention",
+            "pre_feedforward",
+            "post_feedforward",
+        ] {
+            put(&format!("{norm}_layernorm.weight"), &[h]);
+        }
+        put("layer_scalar", &[1]);
+        put("self_attn.q_proj.weight", &[g.heads * e, h]);
+        put("self_attn.o_proj.weight", &[h, g.heads * e]);
+        put("self_attn.q_norm.weight", &[e]);
+        put("mlp.gate_proj.weight", &[f, h]);
+        put("mlp.up_proj.weight", &[f, h]);
+        put("mlp.down_proj.weight", &[h, f]);
+    }
+    let mut text = gemma(g).config;
+    let own = json!({
+        "hidden_size": h, "intermediate_size": f, "num_hidden_layers": types.len(), "layer_types": types,
+        "num_kv_shared_layers": types.len(), "final_logit_softcapping": null,
+    });
+    let fields = text.as_object_mut().expect("a configuration");
+    fields.extend(own.as_object().expect("fields").clone());
+    fields.remove("architectures");
+    let config = json!({
+        "architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant", "dtype": "bfloat16",
+        "backbone_hidden_size": g.h, "use_ordered_embeddings": false, "tie_word_embeddings": true, "text_config": text,
+    });
+    Shape {
+        config,
+        experts: [(0, 0); 2],
+        n_experts: 0,
+        top_k: 0,
+        table: None,
+        active: count(&t, |_| true),
+        tensors: t,
+    }
+}
+
 /// Qwen 3.5: hidden, layers, inner, heads, key heads, value heads of the delta
 /// rule, and experts.
 #[derive(Clone, Copy)]
@@ -242,20 +301,27 @@ fn qwen(q: Qwen) -> Shape {
     }
 }
 
+const GEMMA_31B: Gemma = Gemma {
+    h: 5376,
+    l: 60,
+    f: 21504,
+    heads: 32,
+    kv: (16, 4),
+    window: 1024,
+    shared: 0,
+    ple: 0,
+    k_eq_v: true,
+    experts: None,
+};
+
+/// The shape of the assistant that is timed with the model `name`, if one is.
+pub(crate) fn assistant(name: &str) -> Option<Shape> {
+    (name == "gemma4-31b").then(|| gemma_assistant(GEMMA_31B))
+}
+
 /// The shape of the model `name`.
 pub(crate) fn shape(name: &str) -> Shape {
-    let base = Gemma {
-        h: 5376,
-        l: 60,
-        f: 21504,
-        heads: 32,
-        kv: (16, 4),
-        window: 1024,
-        shared: 0,
-        ple: 0,
-        k_eq_v: true,
-        experts: None,
-    };
+    let base = GEMMA_31B;
     match name {
         "gemma4-31b" => gemma(base),
         "gemma4-26b-a4b" => gemma(Gemma {

@@ -1,8 +1,9 @@
 //! Texts of any length that nobody computed, and the times of steps and drafts behind them.
 
+use crate::head::Head;
 use backend::{Backend, Batch, Chain, Link, PAGE_ROWS, StepKey, Tensor, TokenChoice};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
-use models::{ChainedHead, Qwen35Mtp, Target};
+use models::Target;
 use serde_json::{Value, json};
 use speculate::Sampling;
 use std::time::Instant;
@@ -151,13 +152,13 @@ impl Text<'_> {
         (median(whole), median(host))
     }
 
-    /// The median of the seconds that `tokens` guesses of `head` take, the text being the head's own: a chain, or where
-    /// there are none, greedy steps one after the other.
+    /// The median of the seconds that `tokens` guesses of `head` take, the text being the one that it reads: a chain, or
+    /// where there are none, greedy steps one after the other.
     pub(crate) fn time_draft(
         &mut self,
         b: &dyn Backend,
         target: &dyn Target,
-        head: &Qwen35Mtp,
+        head: &Head,
         hidden: &Tensor,
         sampling: &Sampling,
         tokens: usize,
@@ -169,8 +170,7 @@ impl Text<'_> {
             let memory = &mut *self.memory;
             let mut batches = vec![Batch::default(); tokens];
             for batch in &mut batches {
-                let token = [token(turn)];
-                memory.push(batch, self.sequence, &token, 0).unwrap();
+                head.push(memory, batch, self.sequence, token(turn));
             }
             let choice = |i| vec![sampling.on_device(i).expect("no logit is edited")];
             let choices: Vec<Vec<TokenChoice>> = (0..tokens as u64).map(choice).collect();
@@ -182,11 +182,11 @@ impl Text<'_> {
                 wants_confidences: false,
             };
             let made = b.chain(&chain, hidden, &mut |_, batch, x| {
-                let m = head.forward(b, target, x, &[], batch, memory);
+                let (z, next) = head.guess(b, target, x, batch, memory);
                 Link {
-                    logits: target.logits(b, &m),
+                    logits: head.logits(b, target, &z),
                     ids: None,
-                    next: Some(m),
+                    next: Some(next.unwrap_or(z)),
                 }
             });
             match made {
@@ -199,9 +199,9 @@ impl Text<'_> {
                             batch.tokens = vec![token];
                         }
                         let x = previous.as_ref().map_or(hidden, |(x, _)| x);
-                        let m = head.forward(b, target, x, &[], batch, memory);
-                        let token = b.argmax(&head.logits(b, target, &m).logits)[0];
-                        previous = Some((m, token));
+                        let (z, next) = head.guess(b, target, x, batch, memory);
+                        let token = b.argmax(&head.logits(b, target, &z))[0];
+                        previous = Some((next.unwrap_or(z), token));
                     }
                 }
             }
@@ -220,7 +220,7 @@ impl Text<'_> {
 pub(crate) fn time_kv(
     b: &dyn Backend,
     target: &dyn Target,
-    head: Option<&Qwen35Mtp>,
+    head: Option<&Head>,
     plans: &[KvPlan],
     of: &Value,
 ) {
@@ -234,7 +234,8 @@ pub(crate) fn time_kv(
             kept: KeptSize::default(),
         };
         let mut memory = Memory::new(b, target.plan(), size);
-        let mut head_memory = head.map(|h| Memory::new(b, h.plan(), size));
+        let plan_of_head = head.and_then(Head::plan);
+        let mut head_memory = plan_of_head.map(|plan| Memory::new(b, plan, size));
         b.finish().unwrap();
         if !b.capabilities().records {
             let mut hidden = None;
@@ -243,7 +244,7 @@ pub(crate) fn time_kv(
             });
             if let (Some(head), Some(memory), Some(hidden)) = (head, &mut head_memory, hidden) {
                 fill_pages(b, memory, |batch, memory| {
-                    head.forward(b, target, &hidden, &[], batch, memory);
+                    head.guess(b, target, &hidden, batch, memory);
                 });
             }
         }
@@ -277,20 +278,28 @@ pub(crate) fn time_kv(
                         "kv_bytes_a_token": target.plan().token_bytes(&plan)}),
                 );
             }
-            memory.close(sequence);
-            let (Some(head), Some(memory)) = (head, &mut head_memory) else {
-                continue;
-            };
-            let mut sequence = memory.open().unwrap();
-            extend(memory, &mut sequence, context);
-            let hidden = b.upload(1, target.hidden_size(), &vec![0.5; target.hidden_size()]);
-            let mut text = Text {
-                memory,
-                sequence: &mut sequence,
-                key: StepKey::fresh(),
-            };
-            let ms = text.time_draft(b, target, head, &hidden, &Sampling::default(), 3) * 1e3;
-            print("draft of 3".into(), json!({ "ms": ms }));
+            if let Some(head) = head {
+                let hidden = b.upload(1, target.hidden_size(), &vec![0.5; target.hidden_size()]);
+                let time = |memory: &mut Memory, sequence: &mut cache::Sequence| {
+                    let mut text = Text {
+                        memory,
+                        sequence,
+                        key: StepKey::fresh(),
+                    };
+                    let seconds =
+                        text.time_draft(b, target, head, &hidden, &Sampling::default(), 3);
+                    print("draft of 3".into(), json!({ "ms": seconds * 1e3 }));
+                };
+                match &mut head_memory {
+                    Some(own) => {
+                        let mut of_head = own.open().unwrap();
+                        extend(own, &mut of_head, context);
+                        time(own, &mut of_head);
+                        own.close(of_head);
+                    }
+                    None => time(&mut memory, &mut sequence),
+                }
+            }
             memory.close(sequence);
         }
     }
