@@ -338,6 +338,7 @@ struct ActivationFragment {
         for (int i = 0; i < 8; i++) w[i] = hmul2(w[i], rescale);
     }
 };
+// Products of a tile with 8 N activation rows: it is dequantized once.
 template <int N>
 DEVICE void mma_tile(float (&accumulators)[N][4], const Tile &tile, const ActivationFragment (&x)[N]) {
 #pragma unroll

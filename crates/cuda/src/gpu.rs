@@ -171,9 +171,7 @@ impl Gpu {
         functions.insert(kernel.clone(), function);
         Ok(function)
     }
-}
 
-impl Gpu {
     /// Lets launches of a kernel ask for all the shared memory that its own leaves of a block's. Without this, both
     /// together may be 48 KB.
     fn allow_shared_memory(&self, entry: sys::CUfunction) -> Result<(), result::DriverError> {
