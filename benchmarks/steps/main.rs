@@ -15,7 +15,8 @@
 //! With `--trace ROWS`, recorded steps of that many rows run with the kernels that
 //! `trace.py instrument` made, and what their blocks wrote down is left in
 //! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`. With `--kv PLANS`, such as `bf16,q8_0+turbo4`, steps and drafts of
-//! three tokens run at contexts from 1,000 to 100,000 tokens in each of these formats of the KV cache, and nothing else.
+//! three tokens run at contexts from 1,000 to 100,000 tokens in each of these formats of the KV cache, and nothing else: drafts of the MTP
+//! head, or of the assistant of `gemma4-31b`.
 //!
 //! With `--texts 8x4,8x5`, steps of 8 texts run that have 4 rows and 5 rows of each, and nothing else.
 //!
@@ -123,7 +124,8 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
             for text in &mut texts {
                 extend(&mut memory, text, 1024);
             }
-            let seconds = time_texts(&b, &*target, &mut memory, &mut texts, rows);
+            let key = StepKey::fresh();
+            let (seconds, _) = time_texts(&b, &*target, (&mut memory, &mut texts), rows, key);
             println!(
                 "{}",
                 json!({"model": name, "format": format.name, "what": "step", "context": 1024, "texts": n, "rows": n * rows, "ms": seconds * 1e3})

@@ -41,6 +41,28 @@ struct Gemma {
     experts: Option<(usize, usize, usize)>,
 }
 
+/// What layer `i` of a Gemma 4 and of its assistant both have: widths of its rows and of its MLP, query heads and their
+/// columns.
+fn gemma_layer(t: &mut Tensors, i: usize, (h, f): (usize, usize), (heads, e): (usize, usize)) {
+    let mut put =
+        |name: &str, shape: &[usize]| t.push((format!("model.layers.{i}.{name}"), shape.to_vec()));
+    for norm in [
+        "input",
+        "post_attention",
+        "pre_feedforward",
+        "post_feedforward",
+    ] {
+        put(&format!("{norm}_layernorm.weight"), &[h]);
+    }
+    put("layer_scalar", &[1]);
+    put("self_attn.q_proj.weight", &[heads * e, h]);
+    put("self_attn.o_proj.weight", &[h, heads * e]);
+    put("self_attn.q_norm.weight", &[e]);
+    put("mlp.gate_proj.weight", &[f, h]);
+    put("mlp.up_proj.weight", &[f, h]);
+    put("mlp.down_proj.weight", &[h, f]);
+}
+
 fn gemma(g: Gemma) -> Shape {
     let v = 262_144;
     let mut t: Tensors = vec![
@@ -61,21 +83,10 @@ fn gemma(g: Gemma) -> Shape {
     for i in 0..g.l {
         let full = i % 6 == 5 || i + 1 == g.l;
         let (e, k) = if full { (512, g.kv.1) } else { (256, g.kv.0) };
+        gemma_layer(&mut t, i, (g.h, g.f), (g.heads, e));
         let mut put = |name: &str, shape: &[usize]| {
             t.push((format!("model.layers.{i}.{name}"), shape.to_vec()))
         };
-        for norm in [
-            "input",
-            "post_attention",
-            "pre_feedforward",
-            "post_feedforward",
-        ] {
-            put(&format!("{norm}_layernorm.weight"), &[g.h]);
-        }
-        put("layer_scalar", &[1]);
-        put("self_attn.q_proj.weight", &[g.heads * e, g.h]);
-        put("self_attn.o_proj.weight", &[g.h, g.heads * e]);
-        put("self_attn.q_norm.weight", &[e]);
         if i < g.l - g.shared {
             put("self_attn.k_proj.weight", &[k * e, g.h]);
             put("self_attn.k_norm.weight", &[e]);
@@ -83,9 +94,6 @@ fn gemma(g: Gemma) -> Shape {
                 put("self_attn.v_proj.weight", &[k * e, g.h]);
             }
         }
-        put("mlp.gate_proj.weight", &[g.f, g.h]);
-        put("mlp.up_proj.weight", &[g.f, g.h]);
-        put("mlp.down_proj.weight", &[g.h, g.f]);
         if g.ple > 0 {
             put("per_layer_input_gate.weight", &[g.ple, g.h]);
             put("per_layer_projection.weight", &[g.h, g.ple]);
@@ -164,24 +172,7 @@ fn gemma_assistant(g: Gemma) -> Shape {
     ];
     for (i, layer) in types.iter().enumerate() {
         let e = if *layer == "full_attention" { 512 } else { 256 };
-        let mut put = |name: &str, shape: &[usize]| {
-            t.push((format!("model.layers.{i}.{name}"), shape.to_vec()))
-        };
-        for norm in [
-            "input",
-            "post_attention",
-            "pre_feedforward",
-            "post_feedforward",
-        ] {
-            put(&format!("{norm}_layernorm.weight"), &[h]);
-        }
-        put("layer_scalar", &[1]);
-        put("self_attn.q_proj.weight", &[g.heads * e, h]);
-        put("self_attn.o_proj.weight", &[h, g.heads * e]);
-        put("self_attn.q_norm.weight", &[e]);
-        put("mlp.gate_proj.weight", &[f, h]);
-        put("mlp.up_proj.weight", &[f, h]);
-        put("mlp.down_proj.weight", &[h, f]);
+        gemma_layer(&mut t, i, (h, f), (g.heads, e));
     }
     let mut text = gemma(g).config;
     let own = json!({

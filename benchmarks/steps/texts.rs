@@ -77,24 +77,25 @@ pub(crate) struct Text<'a> {
     pub(crate) key: StepKey,
 }
 
-/// The median of the seconds that a recorded step takes that has `rows` rows of each of some texts, all of them at their
-/// ends.
+/// Medians of the seconds that a recorded step takes which has `rows` rows of each of some texts, at their ends, and of those
+/// until it is launched.
 pub(crate) fn time_texts(
     b: &dyn Backend,
     target: &dyn Target,
-    memory: &mut Memory,
-    texts: &mut [cache::Sequence],
+    (memory, texts): (&mut Memory, &mut [cache::Sequence]),
     rows: usize,
-) -> f64 {
-    let (mut all, key) = (Vec::new(), StepKey::fresh());
+    key: StepKey,
+) -> (f64, f64) {
+    let (mut whole, mut host) = (Vec::new(), Vec::new());
     let mut batch = Batch::default();
+    let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
     let (warm_up, counted) = turns(b);
     for turn in 0..warm_up + counted {
         let start = Instant::now();
         batch.clear();
-        let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
-        for (number, text) in texts.iter_mut().enumerate() {
-            let first = (turn * 16 + number) * rows;
+        let numbers = turn * texts.len()..;
+        for (number, text) in numbers.zip(texts.iter_mut()) {
+            let first = number * rows.max(8);
             let tokens: Vec<u32> = (first..first + rows).map(token).collect();
             memory.push(&mut batch, text, &tokens, 0).unwrap();
         }
@@ -104,16 +105,18 @@ pub(crate) fn time_texts(
             let logits = target.logits(b, &hidden);
             vec![hidden, logits]
         });
+        let launched = start.elapsed().as_secs_f64();
         b.argmax(&made[1]);
         b.finish().unwrap();
         if turn >= warm_up {
-            all.push(start.elapsed().as_secs_f64());
+            whole.push(start.elapsed().as_secs_f64());
+            host.push(launched);
         }
-        for (text, length) in texts.iter_mut().zip(lengths) {
+        for (text, &length) in texts.iter_mut().zip(&lengths) {
             memory.truncate(text, length);
         }
     }
-    median(all)
+    (median(whole), median(host))
 }
 
 impl Text<'_> {
@@ -125,31 +128,8 @@ impl Text<'_> {
         target: &dyn Target,
         rows: usize,
     ) -> (f64, f64) {
-        let (mut whole, mut host) = (Vec::new(), Vec::new());
-        let (mut batch, context) = (Batch::default(), self.sequence.len());
-        let (warm_up, counted) = turns(b);
-        for turn in 0..warm_up + counted {
-            let tokens: Vec<u32> = (0..rows).map(|i| token(turn * 8 + i)).collect();
-            let start = Instant::now();
-            batch.clear();
-            let memory = &mut *self.memory;
-            memory.push(&mut batch, self.sequence, &tokens, 0).unwrap();
-            let batch = &batch;
-            let made = b.step(self.key, batch, &[], &mut |_| {
-                let hidden = target.forward(b, batch, memory);
-                let logits = target.logits(b, &hidden);
-                vec![hidden, logits]
-            });
-            let launched = start.elapsed().as_secs_f64();
-            b.argmax(&made[1]);
-            b.finish().unwrap();
-            if turn >= warm_up {
-                whole.push(start.elapsed().as_secs_f64());
-                host.push(launched);
-            }
-            self.memory.truncate(self.sequence, context);
-        }
-        (median(whole), median(host))
+        let text = std::slice::from_mut(&mut *self.sequence);
+        time_texts(b, target, (&mut *self.memory, text), rows, self.key)
     }
 
     /// The median of the seconds that `tokens` guesses of `head` take, the text being the one that it reads: a chain, or
