@@ -979,8 +979,8 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                     }
                 }
 }
-KERNEL __launch_bounds__(256, BLOCKS) attention_pipelined_1(AttentionArgs a) { attention_pipelined<1, false>(a); }
-KERNEL __launch_bounds__(256, 1) attention_pipelined_2(AttentionArgs a) { attention_pipelined<2, false>(a); }
+KERNEL __launch_bounds__(256, BLOCKS_1) attention_pipelined_1(AttentionArgs a) { attention_pipelined<1, false>(a); }
+KERNEL __launch_bounds__(256, BLOCKS_2) attention_pipelined_2(AttentionArgs a) { attention_pipelined<2, false>(a); }
 // Many rows: a block takes all splits, one after the other.
 KERNEL __launch_bounds__(256, 1) attention_pipelined_all(AttentionArgs a) { attention_pipelined<2, true>(a); }
 #endif

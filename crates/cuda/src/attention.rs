@@ -23,6 +23,9 @@ const QUERIES: usize = 16;
 /// Keys by columns of a tile of theirs, and of their values.
 const TILE_VALUES: usize = 32 * 32;
 
+/// Results of a query that half of the registers hold: columns of its head, for each tile of a block.
+const MOST_RESULTS: usize = 512;
+
 /// Bytes of shared memory that a block takes beside its own.
 const BLOCK_RESERVE: usize = 1024;
 
@@ -48,8 +51,9 @@ pub(crate) struct Ring {
     stage_bytes: usize,
     /// Tiles of queries that a block takes, at most.
     most_queries: usize,
-    /// Blocks of one tile that a multiprocessor has memory for: two hide each other's waits.
-    pub(crate) blocks: usize,
+    /// Blocks on a multiprocessor at once, of one tile and of two: two hide each other's waits, where there is memory
+    /// for both and a thread's results fit in half of its registers.
+    pub(crate) blocks: [usize; 2],
 }
 
 impl Ring {
@@ -63,12 +67,15 @@ impl Ring {
                 depth: 0,
                 stage_bytes: stage_bytes(format.k).max(stage_bytes(format.v)) + 8,
                 most_queries,
-                blocks: 1,
+                blocks: [1; 2],
             };
             let left = most.saturating_sub(ring.shared(head_dim, most_queries));
             ring.depth = (left / (Self::WARPS * ring.stage_bytes)).min(Self::DEEPEST);
-            let two = 2 * (ring.shared(head_dim, 1) + BLOCK_RESERVE);
-            ring.blocks = if two <= most + BLOCK_RESERVE { 2 } else { 1 };
+            ring.blocks = [1, 2].map(|tiles| {
+                let two = 2 * (ring.shared(head_dim, tiles) + BLOCK_RESERVE);
+                let fit = two <= most + BLOCK_RESERVE && tiles * head_dim <= MOST_RESULTS;
+                1 + usize::from(fit)
+            });
             ring
         };
         let mut rings = [2, 1].into_iter().map(ring);
@@ -295,7 +302,7 @@ impl Step<'_> {
                 let tiles = ring.most_queries.min(tiles);
                 let name = ["attention_pipelined_1", "attention_pipelined_2"][tiles - 1];
                 let shared = ring.shared(self.pages.spec.head_dim, tiles);
-                let busy = if tiles == 1 { ring.blocks } else { 1 };
+                let busy = ring.blocks[tiles - 1];
                 let grid = self.grid(tiles * QUERIES, busy, 32 * Ring::WARPS, shared);
                 self.launch(name, grid);
             }

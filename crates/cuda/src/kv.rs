@@ -76,6 +76,7 @@ pub(crate) fn kernel(name: &'static str, pages: &Pages) -> Kernel {
     };
     let mut kernel = Kernel::new(file, name);
     kernel.defines.extend(format_defines(pages.spec.format));
+    let blocks = pages.ring.map_or([1; 2], |ring| ring.blocks);
     kernel.defines.extend([
         ("TENSOR_CORES", usize::from(pages.tiles.is_some())),
         ("HEAD_DIM", pages.tiles.unwrap_or(0)),
@@ -83,7 +84,8 @@ pub(crate) fn kernel(name: &'static str, pages: &Pages) -> Kernel {
             "HEAD_COLUMNS",
             pages.tiles.map_or(0, |_| pages.spec.head_dim),
         ),
-        ("BLOCKS", pages.ring.map_or(1, |ring| ring.blocks)),
+        ("BLOCKS_1", blocks[0]),
+        ("BLOCKS_2", blocks[1]),
         ("STAGES", pages.ring.map_or(0, |ring| ring.depth)),
     ]);
     kernel
