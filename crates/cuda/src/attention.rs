@@ -23,7 +23,8 @@ const QUERIES: usize = 16;
 /// Keys by columns of a tile of theirs, and of their values.
 const TILE_VALUES: usize = 32 * 32;
 
-/// Results of a query that half of the registers hold: columns of its head, for each tile of a block.
+/// The most columns of results, of all query tiles of a block together, for which two blocks fit in a
+/// multiprocessor's registers.
 const MOST_RESULTS: usize = 512;
 
 /// Bytes of shared memory that a block takes beside its own.
@@ -51,8 +52,8 @@ pub(crate) struct Ring {
     stage_bytes: usize,
     /// Tiles of queries that a block takes, at most.
     most_queries: usize,
-    /// Blocks on a multiprocessor at once, of one tile and of two: two hide each other's waits, where there is memory
-    /// for both and a thread's results fit in half of its registers.
+    /// Blocks on a multiprocessor at once, of one query tile and of two: two hide each other's waits, where shared
+    /// memory and registers have room for both.
     pub(crate) blocks: [usize; 2],
 }
 

@@ -213,8 +213,8 @@ fn every_kernel_compiles_within_its_budget() {
                 let stack = match name.as_str() {
                     // Of heads of 512 columns, four results wait there while a split is read.
                     "attention_wgmma" => 16,
-                    // Two blocks a multiprocessor, with half of the registers each, are faster
-                    // than one, although what is used once a split waits there.
+                    // With half of the registers, what is used once a split waits there; two
+                    // blocks a multiprocessor are still faster than one.
                     "attention_pipelined_2" if two_blocks => 32,
                     _ => 0,
                 };
