@@ -94,7 +94,9 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         let h = target.hidden_size();
         dense -= b.inner.random_matrix(1 << 14, h, format).bytes * target.vocab_size() / (1 << 14);
     }
-    let beside = shapes::assistant(name).map(|shape| {
+    let is_for_kv = matches!(measure, Measure::Kv(_));
+    let assistant = shapes::assistant(name).filter(|_| is_for_kv);
+    let beside = assistant.map(|shape| {
         let folder = folder.join("assistant");
         write(&folder, &shape);
         Checkpoint::open(&folder).unwrap()

@@ -25,7 +25,7 @@ const TILE_VALUES: usize = 32 * 32;
 
 /// The most columns of results, of all query tiles of a block together, for which two blocks fit in a
 /// multiprocessor's registers.
-const MOST_RESULTS: usize = 512;
+pub(crate) const MOST_RESULTS: usize = 512;
 
 /// Bytes of shared memory that a block takes beside its own.
 const BLOCK_RESERVE: usize = 1024;

@@ -2,6 +2,7 @@
 
 use super::attention::format_of;
 use crate::args;
+use crate::attention::MOST_RESULTS;
 use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
 use crate::gemm::{self, Warpgroups};
@@ -30,8 +31,8 @@ fn attention(first: bool, file: &'static str, format: KvFormat, head: usize) -> 
         _ => 2,
     };
     let is_packed = |f: &quant::KvRowFormat| !matches!(f.layout, quant::KvLayout::Plain(_));
-    let blocks =
-        |tiles| 1 + usize::from(is_packed(format.k) && is_packed(format.v) && tiles * head <= 512);
+    let both = is_packed(format.k) && is_packed(format.v);
+    let blocks = |tiles| 1 + usize::from(both && tiles * head <= MOST_RESULTS);
     let mut kernel = with(file, &format_defines(format));
     kernel.defines.extend([
         ("TENSOR_CORES", usize::from(head > 0)),
