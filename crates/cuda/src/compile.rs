@@ -6,6 +6,7 @@
 use crate::constants::{self, ATTENTION_WGMMA, GEMM_WGMMA};
 use crate::machine::{Kernel, lock};
 use cudarc::nvrtc::{result as rtc, sys};
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -116,8 +117,15 @@ pub(crate) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
+/// A file and what it is compiled with.
+type Key = (&'static str, Vec<(&'static str, usize)>);
+
+fn key(kernel: &Kernel) -> Key {
+    (kernel.file, kernel.defines.clone())
+}
+
 /// Compiled code of one file, by its definitions.
-type Modules = HashMap<(&'static str, Vec<(&'static str, usize)>), Arc<Vec<u8>>>;
+type Modules = HashMap<Key, Arc<Vec<u8>>>;
 
 /// Compiles for one architecture.
 pub(crate) struct Compiler {
@@ -138,11 +146,25 @@ impl Compiler {
         }
     }
 
+    /// Compiles the files of those `kernels` that are not compiled yet, on all cores.
+    pub(crate) fn compile_all(&self, kernels: Vec<Kernel>) {
+        let missing: HashMap<_, _> = {
+            let modules = lock(&self.modules);
+            let keyed = kernels.into_iter().map(|kernel| (key(&kernel), kernel));
+            keyed
+                .filter(|(key, _)| !modules.contains_key(key))
+                .collect()
+        };
+        // Whoever launches a kernel that cannot be compiled meets the error again.
+        missing
+            .par_iter()
+            .for_each(|(_, kernel)| drop(self.code(kernel)));
+    }
+
     /// Machine code of the kernel's file, compiled with its definitions.
     pub(crate) fn code(&self, kernel: &Kernel) -> Result<Arc<Vec<u8>>, String> {
-        let key = (kernel.file, kernel.defines.clone());
-        let mut modules = lock(&self.modules);
-        if let Some(code) = modules.get(&key) {
+        let key = key(kernel);
+        if let Some(code) = lock(&self.modules).get(&key) {
             return Ok(code.clone());
         }
         let options = options(self.arch, kernel);
@@ -172,7 +194,7 @@ impl Compiler {
             }
         };
         let code = Arc::new(code);
-        modules.insert(key, code.clone());
+        lock(&self.modules).insert(key, code.clone());
         Ok(code)
     }
 }

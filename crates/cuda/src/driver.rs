@@ -9,8 +9,10 @@ use crate::args::{Address, Args};
 use crate::dry::{Dry, DryRun, Log};
 use crate::gpu::Gpu;
 use crate::machine::{CudaError, Facts, Graph, Grid, Kernel, Machine, OutOfMemory, lock};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 /// A number of a size and layout that host and device share.
 ///
@@ -57,6 +59,10 @@ pub(crate) struct Driver {
     recording: AtomicBool,
     /// Whether the host had to, so that the record is of no use.
     spoiled: AtomicBool,
+    /// Whether some thread's launches are collected.
+    is_collecting: AtomicBool,
+    /// The thread whose launches are collected instead of launched, and their kernels.
+    collected: Mutex<Option<(ThreadId, HashSet<Kernel>)>>,
 }
 
 impl Driver {
@@ -96,6 +102,8 @@ impl Driver {
             failed: AtomicBool::new(false),
             recording: AtomicBool::new(false),
             spoiled: AtomicBool::new(false),
+            is_collecting: AtomicBool::new(false),
+            collected: Mutex::default(),
         }
     }
 
@@ -192,8 +200,21 @@ impl Driver {
         }
     }
 
+    /// Copies what `fill` writes to `bytes` of the device's memory, which may go on after this returns.
+    pub(crate) fn fill(&self, to: Address, bytes: usize, fill: impl FnOnce(&mut [u8])) {
+        if to != 0 && bytes > 0 && self.alone() {
+            let mut fill = Some(fill);
+            let mut once = |bytes: &mut [u8]| fill.take().expect("called once")(bytes);
+            self.keep(self.machine.fill(to, bytes, &mut once));
+        }
+    }
+
     /// Copies from the device once all before has run.
     pub(crate) fn read<T: Number>(&self, to: &mut [T], from: Address) {
+        if self.collecting(|_| ()).is_some() {
+            bytes_mut(to).fill(0);
+            return;
+        }
         if from != 0 && !to.is_empty() && self.alone() {
             self.keep(self.machine.read(bytes_mut(to), from));
         }
@@ -221,8 +242,53 @@ impl Driver {
 
     /// Starts a kernel after everything before it.
     pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
-        if grid.blocks.0 != 0 && grid.blocks.1 != 0 && self.ready() {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
+            return;
+        }
+        let collected = self.collecting(|kernels| {
+            if !kernels.contains(kernel) {
+                kernels.insert(kernel.clone());
+            }
+        });
+        if collected.is_none() && self.ready() {
             self.keep(self.machine.launch(kernel, grid, &args));
+        }
+    }
+
+    /// Whether kernels may be compiled ahead: not in a dry run, not after an error, and not while others are.
+    pub(crate) fn compiles(&self) -> bool {
+        self.log.is_none() && !self.has_failed() && !self.is_collecting.load(Ordering::Relaxed)
+    }
+
+    /// Gives the kernels that this thread has collected to `look`; nothing, if its launches are launched.
+    fn collecting<T>(&self, look: impl FnOnce(&mut HashSet<Kernel>) -> T) -> Option<T> {
+        if !self.is_collecting.load(Ordering::Relaxed) {
+            return None;
+        }
+        match &mut *lock(&self.collected) {
+            Some((by, kernels)) if *by == thread::current().id() => Some(look(kernels)),
+            _ => None,
+        }
+    }
+
+    /// Runs `work` without launching its kernels, and compiles them instead, several at a time. What `work` reads
+    /// from the device is zeros.
+    pub(crate) fn compile_ahead(&self, work: impl FnOnce()) {
+        // Launches are launched again afterwards, even if `work` panics.
+        struct Collecting<'a>(&'a Driver);
+        impl Drop for Collecting<'_> {
+            fn drop(&mut self) {
+                self.0.is_collecting.store(false, Ordering::Relaxed);
+            }
+        }
+        *lock(&self.collected) = Some((thread::current().id(), HashSet::new()));
+        self.is_collecting.store(true, Ordering::Relaxed);
+        let collecting = Collecting(self);
+        work();
+        drop(collecting);
+        let collected = lock(&self.collected).take();
+        if let Some((_, kernels)) = collected {
+            self.machine.compile(kernels.into_iter().collect());
         }
     }
 

@@ -112,6 +112,11 @@ impl Machine for Dry {
         Ok(())
     }
 
+    fn fill(&self, _: Address, n: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), String> {
+        fill(&mut vec![0; n]);
+        Ok(())
+    }
+
     fn read(&self, to: &mut [u8], _: Address) -> Result<(), String> {
         to.fill(0);
         Ok(())
@@ -133,6 +138,8 @@ impl Machine for Dry {
         }
         Ok(())
     }
+
+    fn compile(&self, _: Vec<Kernel>) {}
 
     fn begin_recording(&self) -> Result<(), String> {
         Ok(())

@@ -66,6 +66,70 @@ impl Drop for Executable {
     }
 }
 
+/// Bytes of each half of the [`Staging`] memory.
+pub(crate) const STAGE_BYTES: usize = 16 << 20;
+
+/// Memory of the host that the device copies from by itself, in two halves: one is written while the other is
+/// copied.
+struct Staging {
+    halves: [*mut u8; 2],
+    /// When the last copy from each half has ended.
+    copied: [sys::CUevent; 2],
+    /// How many copies there were.
+    turn: usize,
+}
+
+// SAFETY: memory and handles that the driver lets any thread use, one at a time.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    fn new() -> Result<Self, result::DriverError> {
+        // SAFETY: the context is set.
+        let half = || unsafe { result::malloc_host(STAGE_BYTES, 0) };
+        let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        Ok(Staging {
+            halves: [half()?.cast(), half()?.cast()],
+            copied: [event()?, event()?],
+            turn: 0,
+        })
+    }
+
+    /// Copies `bytes` that `fill` writes, STAGE_BYTES at most, to the device.
+    fn copy(
+        &mut self,
+        to: Address,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+        stream: sys::CUstream,
+    ) -> Result<(), result::DriverError> {
+        let (half, copied) = (self.halves[self.turn % 2], self.copied[self.turn % 2]);
+        self.turn += 1;
+        // SAFETY: an event of this context; one that was never recorded is no wait.
+        unsafe { result::event::synchronize(copied) }?;
+        // SAFETY: as many bytes, which nobody else reads or writes: the last copy from here has ended.
+        let host = unsafe { std::slice::from_raw_parts_mut(half, bytes) };
+        fill(host);
+        // SAFETY: the caller owns `bytes` from `to` on; the host's stay as they are until the event has come.
+        unsafe {
+            result::memcpy_htod_async(to, host, stream)?;
+            result::event::record(copied, stream)
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` and not used any more: the device has ended its copies.
+        unsafe {
+            for (half, copied) in self.halves.into_iter().zip(self.copied) {
+                let _ = result::event::synchronize(copied);
+                let _ = result::event::destroy(copied);
+                let _ = result::free_host(half.cast());
+            }
+        }
+    }
+}
+
 /// One GPU.
 pub(crate) struct Gpu {
     context: sys::CUcontext,
@@ -75,6 +139,8 @@ pub(crate) struct Gpu {
     has_clusters: bool,
     compiler: compile::Compiler,
     functions: Mutex<HashMap<Kernel, Function>>,
+    /// Allocated when it is first needed.
+    staging: Mutex<Option<Staging>>,
 }
 
 // SAFETY: the handles may be used by any thread once its context is set, which
@@ -140,6 +206,7 @@ impl Gpu {
             has_clusters: arch >= 90,
             compiler: compile::Compiler::new(arch, options.cache, options.kernels),
             functions: Mutex::default(),
+            staging: Mutex::default(),
         };
         let facts = Facts {
             name,
@@ -243,6 +310,30 @@ impl Machine for Gpu {
         while_doing("copying to the device", done)
     }
 
+    fn fill(
+        &self,
+        to: Address,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), String> {
+        let doing = "copying to the device";
+        let mut staging = lock(&self.staging);
+        if staging.is_none() {
+            // Without memory of this kind it takes longer.
+            *staging = Staging::new().ok();
+        }
+        match &mut *staging {
+            Some(staging) if bytes <= STAGE_BYTES => {
+                while_doing(doing, staging.copy(to, bytes, fill, self.stream))
+            }
+            _ => {
+                let mut host = vec![0; bytes];
+                fill(&mut host);
+                self.write(to, &host)
+            }
+        }
+    }
+
     fn read(&self, to: &mut [u8], from: Address) -> Result<(), String> {
         // SAFETY: the caller owns as many bytes from `from` on; waited for below.
         let done = unsafe { result::memcpy_dtoh_async(to, from, self.stream) };
@@ -309,6 +400,10 @@ impl Machine for Gpu {
         };
         done.result()
             .map_err(|e| format!("launching {kernel}: {}", describe(e.0)))
+    }
+
+    fn compile(&self, kernels: Vec<Kernel>) {
+        self.compiler.compile_all(kernels);
     }
 
     fn begin_recording(&self) -> Result<(), String> {
@@ -379,6 +474,7 @@ impl Drop for Gpu {
         self.make_current();
         // SAFETY: the stream is ours; what runs on it ends first.
         let _ = unsafe { result::stream::synchronize(self.stream) };
+        drop(lock(&self.staging).take());
         // SAFETY: nothing uses the stream any more.
         let _ = unsafe { result::stream::destroy(self.stream) };
         // SAFETY: retained once, in `open`.

@@ -156,11 +156,21 @@ pub(crate) trait Machine: Send + Sync {
     /// Copies to the device; `from` may be used again at once.
     fn write(&self, to: Address, from: &[u8]) -> Result<(), String>;
     /// Copies from the device once all before has run.
+    /// Copies what `fill`, called once, writes to so many bytes of the host's; later, but before what follows.
+    fn fill(
+        &self,
+        to: Address,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), String>;
     fn read(&self, to: &mut [u8], from: Address) -> Result<(), String>;
     fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), String>;
     /// Waits for everything.
     fn wait(&self) -> Result<(), String>;
     fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String>;
+    /// Compiles those of `kernels` that are not compiled yet, side by side. An error shows when the kernel is
+    /// launched.
+    fn compile(&self, kernels: Vec<Kernel>);
     /// Has what follows recorded instead of run.
     fn begin_recording(&self) -> Result<(), String>;
     /// What was recorded; `None` if nothing can be made of it.

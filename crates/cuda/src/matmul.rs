@@ -7,9 +7,9 @@ use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::memory::{Block, Cell};
 use crate::moe::ExpertTable;
-use crate::pack::{self, Packing, TILE, TILE_ROWS};
+use crate::pack::{self, Packer, Packing, TILE, TILE_ROWS};
 use crate::record::Bound;
-use crate::{Cuda, Kernel, elementwise, gemm};
+use crate::{Cuda, Kernel, elementwise, gemm, gpu};
 use backend::Matrix;
 use fusion::{Kind, Op, Operand, Value};
 use quant::{Scalar, Stored};
@@ -118,7 +118,7 @@ pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
             }
         }
         Some(packing) => Weights {
-            block: Block::of(&cuda.device.driver, &pack::pack(packing, parts), &what),
+            block: upload(&cuda.device.driver, &Packer::new(packing, parts), &what),
             rows,
             cols,
             packed: Some(Tiles::new(packing, cols)),
@@ -132,6 +132,22 @@ pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
         weights.block.bytes,
         Box::new(Arc::new(weights)),
     )
+}
+
+/// Packs a matrix into a block on the device: some bands are copied while the next are packed.
+fn upload(driver: &Arc<Driver>, of: &Packer<'_>, what: &str) -> Block {
+    let (bands, (of_tiles, of_factors)) = (of.bands(), of.band_bytes());
+    let block = Block::new(driver, bands * (of_tiles + of_factors), what);
+    let mut factors = vec![0; bands * of_factors];
+    let some = (gpu::STAGE_BYTES / of_tiles).max(1);
+    for (i, factors) in factors.chunks_mut(some * of_factors).enumerate() {
+        let first = i * some;
+        let to = block.address + (first * of_tiles) as Address;
+        let bytes = factors.len() / of_factors * of_tiles;
+        driver.fill(to, bytes, |tiles| of.pack(first, tiles, factors));
+    }
+    driver.write(block.address + (bands * of_tiles) as Address, &factors);
+    block
 }
 
 /// Random weights, made on the device.

@@ -24,6 +24,7 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use quant::{Codes, Scalar, Stored, WeightLayout, Zero};
+use rayon::prelude::*;
 
 /// Columns of a tile.
 pub(crate) const TILE: usize = 64;
@@ -157,43 +158,71 @@ pub(crate) fn bytes(packing: Packing, rows: usize, cols: usize) -> (usize, usize
     (tiles * packing.tile_bytes(), 4 * row_tiles)
 }
 
-/// Packs the parts of one matrix, rows in order. Missing rows and columns of the
-/// last tiles are zeros.
-pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Vec<u8> {
-    let cols = parts[0].cols;
-    let rows: usize = parts.iter().map(|p| p.rows).sum();
-    let (tiles, band) = (cols.div_ceil(TILE), packing.band());
-    let (of_tiles, of_factors) = bytes(packing, rows, cols);
-    let mut all = vec![0u8; of_tiles + of_factors];
-    let (bytes, factors) = all.split_at_mut(of_tiles);
-    let find = |mut row: usize| {
-        for part in parts {
+/// The parts of one matrix, rows in order, to be packed band by band. Missing rows and columns of the last tiles are
+/// zeros.
+pub(crate) struct Packer<'a> {
+    packing: Packing,
+    parts: &'a [Stored<'a>],
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Packer<'a> {
+    pub(crate) fn new(packing: Packing, parts: &'a [Stored<'a>]) -> Self {
+        Packer {
+            packing,
+            parts,
+            rows: parts.iter().map(|p| p.rows).sum(),
+            cols: parts[0].cols,
+        }
+    }
+
+    pub(crate) fn bands(&self) -> usize {
+        self.rows.div_ceil(self.packing.band() * TILE_ROWS)
+    }
+
+    /// Bytes of a band's tiles, and of its factors.
+    pub(crate) fn band_bytes(&self) -> (usize, usize) {
+        let tiles = self.cols.div_ceil(TILE) * self.packing.along();
+        (tiles, 4 * self.packing.band())
+    }
+
+    /// Part and row within it of a row of the matrix.
+    fn find(&self, mut row: usize) -> (&'a Stored<'a>, usize) {
+        for part in self.parts {
             if row < part.rows {
                 return (part, row);
             }
             row -= part.rows;
         }
         unreachable!("a row of some part")
-    };
-    let jobs = bytes
-        .chunks_mut(tiles * packing.along())
-        .zip(factors.chunks_mut(4 * band))
-        .enumerate();
-    in_parallel(jobs.collect(), rows * cols, |(at, (bytes, factors))| {
-        for i in 0..band {
-            let first = (at * band + i) * TILE_ROWS;
-            let own = (first..rows.min(first + TILE_ROWS)).map(find).collect();
-            let bytes = &mut bytes[i * packing.tile_bytes()..];
+    }
+
+    /// Packs the bands from `first` on that `tiles` has room for, on all cores, and writes their factors.
+    pub(crate) fn pack(&self, first: usize, tiles: &mut [u8], factors: &mut [u8]) {
+        let (of_tiles, of_factors) = self.band_bytes();
+        let factors = factors.par_chunks_mut(of_factors);
+        let bands = tiles.par_chunks_mut(of_tiles).zip(factors).enumerate();
+        bands.for_each(|(i, (tiles, factors))| self.pack_band(first + i, tiles, factors));
+    }
+
+    fn pack_band(&self, at: usize, tiles: &mut [u8], factors: &mut [u8]) {
+        let packing = self.packing;
+        tiles.fill(0);
+        for i in 0..packing.band() {
+            let first = (at * packing.band() + i) * TILE_ROWS;
+            let own = first..self.rows.min(first + TILE_ROWS);
+            let own = own.map(|row| self.find(row)).collect();
+            let tiles = &mut tiles[i * packing.tile_bytes()..];
             let factor: f32 = match packing {
-                Packing::Plain => pack_plain(own, bytes),
-                Packing::Codes { bits, group } => pack_codes(own, bytes, packing, bits, group),
-                Packing::E4m3 { group } => pack_e4m3(own, bytes, packing, group),
-                Packing::Rotated { bits } => pack_rotated(own, bytes, packing, bits),
+                Packing::Plain => pack_plain(own, tiles),
+                Packing::Codes { bits, group } => pack_codes(own, tiles, packing, bits, group),
+                Packing::E4m3 { group } => pack_e4m3(own, tiles, packing, group),
+                Packing::Rotated { bits } => pack_rotated(own, tiles, packing, bits),
             };
             factors[4 * i..4 * i + 4].copy_from_slice(&factor.to_le_bytes());
         }
-    });
-    all
+    }
 }
 
 /// Up to [`TILE_ROWS`] rows of parts.
@@ -219,23 +248,6 @@ fn up_to(max: f32, to: i32) -> f32 {
     f32::from_bits(((127 + (to - exponent).clamp(-100, 100)) as u32) << 23)
 }
 
-/// Runs `f` over `jobs`, on all cores if there are many `values`.
-fn in_parallel<T: Send>(jobs: Vec<T>, values: usize, f: impl Fn(T) + Sync) {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    if values < 1 << 18 || threads == 1 {
-        return jobs.into_iter().for_each(f);
-    }
-    let mut shares: Vec<Vec<T>> = (0..threads).map(|_| Vec::new()).collect();
-    for (i, job) in jobs.into_iter().enumerate() {
-        shares[i % threads].push(job);
-    }
-    std::thread::scope(|scope| {
-        for share in shares {
-            scope.spawn(|| share.into_iter().for_each(&f));
-        }
-    });
-}
-
 /// Whether its codes are E4M3.
 fn is_e4m3(part: &Stored<'_>) -> bool {
     matches!(part.format.layout, WeightLayout::Scaled { code, .. } if code == quant::Code::E4m3)
@@ -259,17 +271,18 @@ fn pack_plain(rows: Rows<'_>, tiles: &mut [u8]) -> f32 {
     let rows: Vec<_> = rows.into_iter().map(decode).collect();
     let most = largest(rows.iter().flatten().copied());
     let by = if as_they_are { 1.0 } else { up_to(most, 14) };
-    for (r, values) in rows.iter().enumerate() {
-        for (e, values) in values.chunks(8).enumerate() {
-            let tile = &mut tiles[e / 8 * Packing::Plain.along()..];
-            let (t, h) = eight(e);
-            let to = &mut tile[16 * ((r / 8 * 2 + h) * 32 + r % 8 * 4 + t)..][..16];
-            let mut scaled = [0.0; 8];
-            scaled.iter_mut().zip(values).for_each(|(s, v)| *s = by * v);
-            let mut rounded = [f16::ZERO; 8];
-            rounded.convert_from_f32_slice(&scaled);
-            for (to, value) in to.as_chunks_mut().0.iter_mut().zip(rounded) {
-                *to = value.to_le_bytes();
+    let mut rounded = vec![f16::ZERO; rows[0].len()];
+    for (r, mut values) in rows.into_iter().enumerate() {
+        values.iter_mut().for_each(|v| *v *= by);
+        rounded.convert_from_f32_slice(&values);
+        for (k, values) in rounded.chunks(TILE).enumerate() {
+            let tile = &mut tiles[k * Packing::Plain.along()..];
+            for (e, values) in values.chunks(8).enumerate() {
+                let (t, h) = eight(e);
+                let to = &mut tile[16 * ((r / 8 * 2 + h) * 32 + r % 8 * 4 + t)..][..16];
+                for (to, value) in to.as_chunks_mut().0.iter_mut().zip(values) {
+                    *to = value.to_le_bytes();
+                }
             }
         }
     }
@@ -397,6 +410,9 @@ fn scale_at(group: usize, r: usize) -> usize {
 /// Writes the codes of row `r` of a tile, which are zeros as yet.
 fn put_codes(words: &mut [u8], bits: usize, r: usize, codes: &[u8]) {
     let half = r / 8;
+    if let (4, Ok(codes)) = (bits, codes.try_into()) {
+        return put_nibbles(words, r, codes);
+    }
     for (e, codes) in codes.chunks(8).enumerate() {
         let mut bytes = [0; 8];
         bytes[..codes.len()].copy_from_slice(codes);
@@ -426,6 +442,16 @@ fn put_codes(words: &mut [u8], bits: usize, r: usize, codes: &[u8]) {
                 or(64 + lane, spread::<1>(all >> 2) << (half * 8 + h * 4));
             }
         }
+    }
+}
+
+/// Writes the codes of row `r` of a tile, of 4 bits: eight are a word of their own.
+fn put_nibbles(words: &mut [u8], r: usize, codes: &[u8; TILE]) {
+    let words = &mut words.as_chunks_mut::<4>().0[..8 * TILE_ROWS];
+    for (e, codes) in codes.as_chunks().0.iter().enumerate() {
+        let (t, h) = eight(e);
+        let word = spread::<4>(u64::from_le_bytes(*codes));
+        words[(r % 8 * 4 + t) * 4 + r / 8 * 2 + h] = word.to_le_bytes();
     }
 }
 
@@ -520,6 +546,20 @@ mod tests {
         }
     }
 
+    /// All of a matrix, packed a few bands at a time.
+    fn packed(packing: Packing, parts: &[Stored<'_>]) -> Vec<u8> {
+        let of = Packer::new(packing, parts);
+        let (of_tiles, of_factors) = of.band_bytes();
+        let (mut tiles, mut factors) = (Vec::new(), vec![0; of.bands() * of_factors]);
+        for (i, factors) in factors.chunks_mut(2 * of_factors).enumerate() {
+            // Memory that was used before.
+            let mut some = vec![0xff; factors.len() / of_factors * of_tiles];
+            of.pack(2 * i, &mut some, factors);
+            tiles.append(&mut some);
+        }
+        [tiles, factors].concat()
+    }
+
     /// What rotated columns are before they are rotated back.
     fn rotated_values(stored: &Stored<'_>) -> Vec<f32> {
         let rows = (0..stored.rows).map(|row| unpack_row((stored, row)));
@@ -546,7 +586,7 @@ mod tests {
             let stored = fp8(rows, cols, tile, &codes, &scales);
             let packing = Packing::of(&[stored]).unwrap();
             prop_assert_eq!(packing, if group > 0 { Packing::E4m3 { group } } else { Packing::Plain });
-            let packed = pack(packing, &[stored]);
+            let packed = packed(packing, &[stored]);
             for (i, want) in stored.to_f32().into_iter().enumerate() {
                 let got = unpack(packing, &packed, cols.div_ceil(TILE), i / cols, i % cols);
                 let off = if group > 0 { 0.0 } else { want.abs() / 2048.0 };
@@ -566,7 +606,7 @@ mod tests {
                     let stored = quant::encode(format, &values, cols, scale);
                     let parts = [stored.view().slice(0..rows / 2), stored.view().slice(rows / 2..rows)];
                     let Some(packing) = Packing::of(&parts) else { continue };
-                    let packed = pack(packing, &parts);
+                    let packed = packed(packing, &parts);
                     let want = match packing {
                         Packing::Rotated { .. } => rotated_values(&stored.view()),
                         _ => stored.view().to_f32(),

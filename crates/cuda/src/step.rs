@@ -1,7 +1,8 @@
 //! Steps that are recorded once and replayed: a launch each instead of hundreds.
 //!
 //! A step is recorded when its key comes for the second time with as many rows and
-//! sequences: by then everything is compiled. A record holds addresses, so all that
+//! sequences: by then everything is compiled. One that reads much of a prompt is recorded later, for recording it takes longer
+//! than running it, and its number of rows may not come again soon. A record holds addresses, so all that
 //! changes is read from memory at fixed places: the step's rows with their tokens,
 //! positions and pages, and copies of its inputs. A longer context changes nothing
 //! in it. A step that needs the host in between is run as it comes, and so is one with rows
@@ -17,11 +18,14 @@ use crate::machine::Graph;
 use crate::memory::{cell, tensor};
 use crate::record::Tokens;
 use crate::{Cuda, batch};
-use backend::{Batch, Chain, Chained, Link, StepKey, Store, Tensor};
+use backend::{Batch, Chain, Chained, Link, MAX_TENTATIVE, StepKey, Store, Tensor};
 
 /// Rows of a step that is recorded, at most: larger ones are prompts, which come in
 /// any size and leave the host time enough.
 const MAX_ROWS: usize = 64;
+
+/// Times that a step with prompt rows is run before it is recorded; others are run once.
+const PROMPT_RUNS: u32 = 8;
 
 /// Bytes for a step's rows; page tables for contexts of a million tokens.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
@@ -37,10 +41,22 @@ pub(crate) struct Shape {
     choice: Option<(By, Address, bool)>,
 }
 
+impl Shape {
+    /// The shape that stands for all steps with too many rows to be recorded that launch about the same kernels.
+    fn class(&self) -> Shape {
+        let mut class = self.clone();
+        let rows = class.batches.iter_mut().map(|(rows, _)| rows);
+        rows.for_each(|rows| *rows = rows.next_power_of_two());
+        let inputs = class.inputs.iter_mut().map(|(rows, _)| rows);
+        inputs.for_each(|rows| *rows = rows.next_power_of_two());
+        class
+    }
+}
+
 /// What is known of a step's shape.
 pub(crate) enum Known {
-    /// The step has run once.
-    Seen,
+    /// The step has run so many times.
+    Seen(u32),
     /// The step needs the host between its ops.
     Unrecordable,
     Recorded(Record),
@@ -74,6 +90,14 @@ impl Recording {
             batch,
             _own: None,
         }
+    }
+}
+
+/// How many times a step of `batch` is run before it is recorded.
+fn runs(batch: &Batch) -> u32 {
+    match batch.seqs.iter().any(|s| s.certain > MAX_TENTATIVE) {
+        true => PROMPT_RUNS,
+        false => 1,
     }
 }
 
@@ -116,7 +140,8 @@ pub(crate) fn step(
         return work(inputs);
     }
     let at = cuda.recorded_batch.address;
-    run(cuda, shape, &batch::words(batch), inputs, &mut |x| {
+    let words = batch::words(batch);
+    run(cuda, shape, runs(batch), &words, inputs, &mut |x| {
         cuda.records(batch, at, None);
         work(x)
     })
@@ -152,7 +177,7 @@ pub(crate) fn chain(
         choice: Some((by, listed.0, chain.wants_confidences)),
     };
     let base = cuda.recorded_batch.address;
-    let mut made = run(cuda, shape, &words, &[x], &mut |inputs| {
+    let mut made = run(cuda, shape, 1, &words, &[x], &mut |inputs| {
         let is_recording = cuda.state().recording.is_some();
         let here = (!is_recording).then(|| cuda.device.arena.of(&words[..n_choices]));
         let choices = here.as_ref().map_or(base, |here| here.address);
@@ -212,7 +237,7 @@ pub(crate) fn is_recorded(cuda: &Cuda, key: StepKey, rows: usize, sequences: usi
     };
     let state = cuda.state();
     let known = state.steps.get(&shape);
-    rows > MAX_ROWS || !matches!(known, None | Some(Known::Seen))
+    rows > MAX_ROWS || !matches!(known, None | Some(Known::Seen(_)))
 }
 
 impl Cuda {
@@ -228,25 +253,37 @@ impl Cuda {
     }
 }
 
-/// Runs `work`, or its record after writing `words` where that reads them.
+/// Runs `work`, or its record after writing `words` where that reads them. The record is made when `work` has run `runs`
+/// times.
 fn run(
     cuda: &Cuda,
     shape: Shape,
+    runs: u32,
     words: &[u32],
     inputs: &[&Tensor],
     work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
 ) -> Vec<Tensor> {
     let rows = shape.batches.iter().map(|&(rows, _)| rows).max();
     if rows > Some(MAX_ROWS) || 4 * words.len() > BATCH_BYTES || cuda.device.driver.has_failed() {
+        let class = shape.class();
+        let is_new = rows > Some(MAX_ROWS) && !cuda.state().steps.contains_key(&class);
+        if is_new {
+            compile_ahead(cuda, inputs, work);
+            cuda.state().steps.insert(class, Known::Unrecordable);
+        }
         return work(inputs);
     }
     let known = cuda.state().steps.remove(&shape);
-    let is_first = matches!(known, None | Some(Known::Seen));
+    let is_first = matches!(known, None | Some(Known::Seen(_)));
     cuda.state().has_first_runs |= is_first;
     let (known, made) = match known {
-        None => (Known::Seen, work(inputs)),
+        None => {
+            compile_ahead(cuda, inputs, work);
+            (Known::Seen(1), work(inputs))
+        }
+        Some(Known::Seen(n)) if n < runs => (Known::Seen(n + 1), work(inputs)),
         Some(Known::Unrecordable) => (Known::Unrecordable, work(inputs)),
-        Some(Known::Seen) => match record(cuda, inputs, work) {
+        Some(Known::Seen(_)) => match record(cuda, inputs, work) {
             None => (Known::Unrecordable, work(inputs)),
             Some(record) => {
                 let made = replay(cuda, &record, words, inputs);
@@ -260,6 +297,26 @@ fn run(
     };
     cuda.state().steps.insert(shape, known);
     made
+}
+
+/// Compiles the kernels that `work` will launch, several at a time: each by itself, when it is first launched, would
+/// take the sum of their times.
+fn compile_ahead(cuda: &Cuda, inputs: &[&Tensor], work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>) {
+    if !cuda.device.driver.compiles() {
+        return;
+    }
+    // What was asked for before is not part of the step.
+    cuda.flush();
+    // New ones, since ops leave f16 copies with what they read.
+    let inputs: Vec<Tensor> = inputs
+        .iter()
+        .map(|x| cuda.scratch(x.rows(), x.cols()))
+        .collect();
+    let borrowed: Vec<&Tensor> = inputs.iter().collect();
+    cuda.device.driver.compile_ahead(|| {
+        work(&borrowed);
+        cuda.flush();
+    });
 }
 
 /// Records what `work` launches on copies of `inputs`; nothing, if the host had to take part.
@@ -351,7 +408,7 @@ fn replay(cuda: &Cuda, record: &Record, words: &[u32], inputs: &[&Tensor]) -> Ve
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_ROWS, longest, size};
+    use super::{MAX_ROWS, MAX_TENTATIVE, PROMPT_RUNS, longest, size};
     use crate::{Cuda, DryRun};
     use backend::{Batch, BatchSeq, Ops, Record, Row, StepKey, Store, Tensor};
 
@@ -370,6 +427,46 @@ mod tests {
             });
         }
         batch
+    }
+
+    /// Needs no GPU: what is recorded when.
+    #[test]
+    fn a_step_that_reads_much_of_a_prompt_is_recorded_later() {
+        let cuda = Cuda::dry_run(DryRun::default());
+        let x = cuda.upload(1, 64, &[1.0; 64]);
+        let norm = || vec![cuda.rms_norm(&x, None, 64, 1e-6)];
+        for (rows, runs) in [(MAX_TENTATIVE, 1), (MAX_TENTATIVE + 1, PROMPT_RUNS)] {
+            let key = StepKey::fresh();
+            for _ in 0..=runs {
+                assert!(!cuda.is_recorded(key, rows, 1));
+                cuda.step(key, &batch(&[rows]), &[], &mut |_| norm());
+            }
+            assert!(cuda.is_recorded(key, rows, 1));
+        }
+    }
+
+    /// Needs no GPU: what is compiled ahead is not launched, and what comes after is.
+    #[test]
+    fn kernels_that_are_compiled_ahead_are_not_launched() {
+        let cuda = Cuda::dry_run(DryRun::default());
+        let x = cuda.upload(1, 64, &[1.0; 64]);
+        let driver = &cuda.device.driver;
+        let norm = || {
+            let y = cuda.rms_norm(&x, None, 64, 1e-6);
+            cuda.flush();
+            y
+        };
+        cuda.take_launches();
+        let mut read = [1.0f32; 64];
+        driver.compile_ahead(|| driver.read(&mut read, cuda.address(&norm())));
+        assert_eq!(read, [0.0; 64]);
+        assert_eq!(cuda.take_launches(), [String::new(); 0]);
+        norm();
+        assert_eq!(cuda.take_launches().len(), 1);
+        let panics = || driver.compile_ahead(|| panic!("as a test"));
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).unwrap_err();
+        norm();
+        assert_eq!(cuda.take_launches().len(), 1);
     }
 
     /// Needs no GPU: where results lie.

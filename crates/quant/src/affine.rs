@@ -69,11 +69,19 @@ pub(crate) fn code(codes: &[u8], bits: usize, c: usize) -> u32 {
 
 /// The first codes of a bit stream, as many as there is room for.
 pub(crate) fn codes(stream: &[u8], bits: usize, out: &mut [u8]) {
+    if bits == 4 {
+        // The compiler makes vectors of it.
+        let (pairs, last) = out.as_chunks_mut();
+        let bytes = last.iter_mut().zip(&stream[pairs.len()..]);
+        bytes.for_each(|(last, byte)| *last = byte & 15);
+        let pairs = pairs.iter_mut().zip(stream);
+        pairs.for_each(|(pair, byte)| *pair = [byte & 15, byte >> 4]);
+        return;
+    }
     let (eights, rest) = out.as_chunks_mut::<8>();
     match bits {
         2 => codes_by_eights::<2>(stream, eights),
         3 => codes_by_eights::<3>(stream, eights),
-        4 => codes_by_eights::<4>(stream, eights),
         5 => codes_by_eights::<5>(stream, eights),
         6 => codes_by_eights::<6>(stream, eights),
         8 => codes_by_eights::<8>(stream, eights),

@@ -11,13 +11,11 @@ mod products;
 
 use crate::compile::Compiler;
 use crate::driver::Driver;
-use crate::machine::{Kernel, lock};
+use crate::machine::lock;
 use crate::{Cuda, CudaError, CudaOptions, DryRun};
 use backend::{Reference, Store, Tensor};
 use quant::{Scalar, Stored};
-use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Mutex;
 
 /// Where compiled code is kept: it is named by its content, so that tests can share it.
 fn cache() -> Option<PathBuf> {
@@ -65,28 +63,8 @@ fn compile_ahead(cuda: &Cuda, work: impl Fn(&Cuda)) {
     work(&dry);
     dry.take_launches();
     let log = dry.device.driver.log.as_deref().expect("a dry run's");
-    let file = |kernel: &Kernel| (kernel.file, kernel.defines.clone());
-    let files: HashSet<_> = lock(log).kernels.iter().map(file).collect();
-    let left = Mutex::new(files.into_iter());
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(|| {
-                let compiler = Compiler::new(driver.arch, cache(), sources());
-                loop {
-                    let Some((file, defines)) = lock(&left).next() else {
-                        break;
-                    };
-                    let kernel = Kernel {
-                        file,
-                        name: "",
-                        defines,
-                    };
-                    compiler.code(&kernel).unwrap();
-                }
-            });
-        }
-    });
+    let kernels = lock(log).kernels.iter().cloned().collect();
+    Compiler::new(driver.arch, cache(), sources()).compile_all(kernels);
 }
 
 /// `‖got - want‖ / ‖want‖`
