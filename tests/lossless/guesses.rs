@@ -115,7 +115,8 @@ fn drafts_that_are_cut_where_the_head_is_unsure_change_no_token() {
 #[test]
 fn a_warm_up_has_steps_of_several_texts_recorded_and_changes_no_token() {
     let cpu = Box::new(Cpu::new(CpuOptions::default()).unwrap());
-    let backend: Arc<dyn Backend> = Arc::new(Recorder::recording(cpu));
+    let recorder = Arc::new(Recorder::recording(cpu));
+    let backend: Arc<dyn Backend> = recorder.clone();
     let is_wanted = |s: &&Subject| s.target.ends_with("tiny-qwen3.5");
     let subject = *TRAINED.iter().find(is_wanted).unwrap();
     let prompts = greedy_prompts("tiny-qwen3.5")[..3].to_vec();
@@ -139,6 +140,11 @@ fn a_warm_up_has_steps_of_several_texts_recorded_and_changes_no_token() {
     };
     assert_eq!(recorded(&speculator), []);
     let limit = Duration::from_secs(600);
+    speculator.warm_up_prompts(&prompts[0], limit).unwrap();
+    // Prompts of 383, 191 and 95 tokens, the first two cut where their last whole page ends.
+    let long = recorder.rows_run().split_off(&64);
+    assert_eq!(long.into_iter().collect::<Vec<_>>(), [95, 128, 320]);
+    assert_eq!(recorded(&speculator), [], "nothing else ran");
     speculator.warm_up(&prompts[0], 4, limit).unwrap();
     assert_eq!(recorded(&speculator), kinds);
     assert!(

@@ -19,7 +19,7 @@ use speculate::draft::{DraftRequest, DraftState, SavedDraft, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::borrow::{BorrowMut, Cow};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Arguments;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -115,6 +115,18 @@ impl Recorder {
             records: Some(Mutex::default()),
             ..Recorder::chaining(inner)
         }
+    }
+
+    /// Rows of the steps of one text that have run.
+    pub fn rows_run(&self) -> BTreeSet<usize> {
+        let kinds = self.kinds().expect("a backend that records");
+        let sizes = kinds.runs.keys().map(|(_, sizes)| &sizes[..]);
+        sizes
+            .filter_map(|sizes| match *sizes {
+                [(rows, 1)] => Some(rows),
+                _ => None,
+            })
+            .collect()
     }
 
     fn kinds(&self) -> Option<MutexGuard<'_, Kinds>> {

@@ -66,28 +66,21 @@ pub(crate) fn run(
         .probing
         .cache()
         .map(|folder| folder.join(FOLDER).join(name));
-    let context = speculator.memory().size().context;
-    let prompts = || preflight::prompts(text, context);
     if let Some(times) = file.as_deref().and_then(read) {
         speculator.set_costs(Costs::of_points(&times));
-        if speculator.backend().capabilities().records
-            && let Ok(prompts) = prompts()
-        {
-            speculator.warm_up(&prompts[0], key.draft_max, LIMIT)?;
-        }
         return Ok(Some(Calibration {
             cached: true,
             took_ms: 0.0,
             times,
         }));
     }
-    let Ok(prompts) = prompts() else {
+    let context = speculator.memory().size().context;
+    let Ok(prompts) = preflight::prompts(text, context) else {
         return Ok(None);
     };
     let start = Instant::now();
     speculator.calibrate(&prompts[0], key.draft_max, LIMIT)?;
     let took_ms = start.elapsed().as_secs_f64() * 1e3;
-    speculator.warm_up(&prompts[0], key.draft_max, LIMIT)?;
     let times = speculator.costs().points();
     if let Some(file) = &file {
         write_json(file, &times);

@@ -49,6 +49,7 @@ mod source;
 mod steps;
 mod stored;
 mod token_counts;
+mod warm_up;
 
 pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};

@@ -26,6 +26,7 @@ use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key};
 use crate::source::{Source, quantized};
 use crate::stored::Stored;
+use crate::warm_up;
 use backend::Backend;
 use cache::{KvPlan, MANY_QUERY_HEADS, Memory, MemorySize};
 use models::{ModelError, Target};
@@ -50,7 +51,14 @@ pub fn load(
     let mut opened = open(source, options)?;
     let tower = std::mem::take(&mut opened.tower);
     let mut sight = Sight::plan(source, &opened.checkpoint, tower, options);
-    let mut target = place(&*b, &opened.checkpoint, &opened.text, &mut sight, options)?;
+    let mut target = std::thread::scope(|scope| {
+        let (checkpoint, hashes) = (&opened.checkpoint, &mut opened.hashes);
+        // It reads the files as fast as the weights are read.
+        let hash = (options.hashes()).then(|| scope.spawn(|| source.hash(checkpoint, hashes)));
+        let target = place(&*b, checkpoint, &opened.text, &mut sight, options);
+        opened.sha256 = hash.map(|hash| hash.join().expect("hashing does not panic"));
+        target
+    })?;
     options.progress.report("drafter", 0.85);
     let (found, hashes) = loop {
         match pair(&*b, source, &mut opened, &target, options) {
@@ -107,17 +115,13 @@ fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
     // After the check above: a drafter has no tokenizer to complain about.
     let mut text = source.text(&checkpoint, options.chat_template.as_deref())?;
     text.allow_special_tokens = options.allow_special_tokens;
-    // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());
     let (checkpoint, tower) = with_tower(source, checkpoint, &mut hashes, options)?;
-    let sha256 = options
-        .hashes()
-        .then(|| source.hash(&checkpoint, &mut hashes));
     Ok(Opened {
         checkpoint,
         text,
         hashes,
-        sha256,
+        sha256: None,
         tower,
     })
 }
@@ -421,6 +425,7 @@ fn attempt(
         ..key
     };
     let calibration = calibration::run(speculator, &text, options, (&key, facts.weights.0))?;
+    warm_up::run(speculator, &text, options, options.draft_max)?;
     let Remembered {
         speculator,
         budget,

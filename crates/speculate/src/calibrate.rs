@@ -26,6 +26,8 @@ const PASSES: usize = crate::length::BELIEVED as usize;
 const MOST_FIRST: usize = 4;
 /// Tokens of the longest drafts of several streams that are run beforehand.
 const BATCH_LENGTH: usize = 6;
+/// Tokens of the shortest prompt that is run beforehand: shorter ones have about the rows of a step that verifies drafts.
+const SHORTEST_PROMPT: usize = 65;
 /// Rows of the steps that tell what an expert takes, at most.
 const EXPERT_ROWS: usize = 8;
 /// Steps of equal tokens, and steps of different ones, that tell it.
@@ -36,6 +38,9 @@ const EXPERT_PASSES: usize = 6;
 /// to [`BATCH_LENGTH`]: first all of them whole, and then half of them shorter by one, since drafts are cut.
 fn kinds(n: usize, longest: usize) -> Vec<(usize, usize)> {
     let plain = (1, 0);
+    if longest == 0 {
+        return vec![plain];
+    }
     if n == 1 {
         let drafts = (1..=longest).map(|length| (length, length));
         return [plain].into_iter().chain(drafts).collect();
@@ -144,6 +149,47 @@ impl Speculator {
             }
         }
         Ok(streams)
+    }
+
+    /// Reads prompts that nobody asked for, on a device that [records steps](backend::Capabilities::records): of as many tokens
+    /// as a step may have rows, of half as many and so on. So the first request's prompt finds its kernels compiled and
+    /// its memory allocated. Starts none after `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`RoundError`], as in a round.
+    ///
+    /// # Panics
+    ///
+    /// As [`Speculator::open`] does.
+    pub fn warm_up_prompts(&mut self, prompt: &[u32], limit: Duration) -> Result<(), RoundError> {
+        if !self.lengths.records() {
+            return Ok(());
+        }
+        let size = self.memory.size();
+        let chunk = size.step_rows;
+        let longest = chunk.min(size.context.saturating_sub(1));
+        let lengths = std::iter::successors(Some(longest), |n| Some(n / 2));
+        let start = Instant::now();
+        for n in lengths.take_while(|&n| n >= SHORTEST_PROMPT) {
+            if start.elapsed() > limit {
+                break;
+            }
+            let tokens: Vec<u32> = prompt.iter().copied().cycle().take(n).collect();
+            self.keeping_times(|this| {
+                let mut streams = this.open_unread(&tokens, 1, 0)?;
+                let mut result = Ok(());
+                while result.is_ok()
+                    && streams[0].output().is_empty()
+                    && streams[0].finish().is_none()
+                {
+                    result = this.round(&mut [&mut streams[0]], chunk).map(|_| ());
+                }
+                streams.into_iter().for_each(|stream| this.close(stream));
+                result
+            })?;
+        }
+        Ok(())
     }
 
     /// Runs rounds with drafts of every length up to `longest`, by each head in turn, on a device that [records
