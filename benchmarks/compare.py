@@ -287,8 +287,10 @@ def tables(report, out):
         print(f"## {name}\n", file=out)
         rounds = m.get("rounds", [])
         if rounds:
-            print(f"{rounds[0]['weights_gb']:.3f} GB a step, plain read {median(r['read_gbs'] for r in rounds):.1f} GB/s, "
-                  f"step of one row {median(r['read_ms'] / r['ours_step_ms']['1'] for r in rounds if r['read_ms']):.0%} of it\n", file=out)
+            # A GPU has no plain read.
+            reads = [r for r in rounds if r["read_ms"]]
+            read = f", plain read {median(r['read_gbs'] for r in reads):.1f} GB/s, step of one row {median(r['read_ms'] / r['ours_step_ms']['1'] for r in reads):.0%} of it"
+            print(f"{rounds[0]['weights_gb']:.3f} GB a step{read if reads else ''}\n", file=out)
             print("| rows | ours ms | against one row | peer ms | against one row | peer / ours |\n|---:|---:|---:|---:|---:|---:|", file=out)
             for rows in map(str, ROWS):
                 have = [r for r in rounds if rows in r["ours_step_ms"] and rows in r["peer_step_ms"]]

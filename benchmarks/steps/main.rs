@@ -7,7 +7,7 @@
 //! ceiling, and what it takes to choose tokens on the device and on the host; a draft is
 //! timed as a step of its own, and as chains of one and of four tokens.
 //!
-//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [--trace ROWS] [--kv PLANS] [--texts STEPS] [MODEL …]`: FOLDER is
+//! `steps FOLDER [--formats FORMAT,…] [--quick] [--load] [--ops ROWS] [--trace ROWS] [--kv PLANS] [--texts STEPS] [MODEL …]`: FOLDER is
 //! where the files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
 //! one short context and no prefill. With `--ops`, a step of that many rows is run once, as it
 //! comes and not recorded, for a profiler that shows what each kernel takes:
@@ -17,6 +17,9 @@
 //! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`. With `--kv PLANS`, such as `bf16,q8_0+turbo4`, steps and drafts of
 //! three tokens run at contexts from 1,000 to 100,000 tokens in each of these formats of the KV cache, and nothing else: drafts of the MTP
 //! head, or of the assistant of `gemma4-31b`.
+//!
+//! With `--load`, a model is loaded three times from its file, in 4 bits or bf16 whose values are zeros, and nothing else: the first time the file's
+//! pages come to be in the page cache.
 //!
 //! With `--texts 8x4,8x5`, steps of 8 texts run that have 4 rows and 5 rows of each, and nothing else.
 //!
@@ -70,12 +73,39 @@ enum Measure {
     Ops(usize),
     /// Recorded steps of so many rows, traced by their kernels.
     Trace(usize),
+    /// Loading.
+    Load,
+}
+
+/// Loads a model of the shape from its file, three times.
+fn load(folder: &Path, name: &str, format: &'static quant::Format) {
+    let folder = folder.join(format!("{name}-{}", format.name));
+    write(&folder, &shape(name), format);
+    for time in 1..=3 {
+        let b = Cuda::new(gpu_options()).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let start = Instant::now();
+        let target = models::load_target(&b, &checkpoint).unwrap();
+        b.finish().unwrap();
+        let (s, gb) = (
+            start.elapsed().as_secs_f64(),
+            checkpoint.bytes() as f64 / 1e9,
+        );
+        drop(target);
+        println!(
+            "{}",
+            json!({"model": name, "format": format.name, "what": "load", "time": time, "s": s, "gb": gb, "gb_per_s": gb / s})
+        );
+    }
 }
 
 fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, measure: &Measure) {
+    if let Measure::Load = measure {
+        return load(folder, name, format);
+    }
     let shape = shape(name);
     let folder = folder.join(name);
-    write(&folder, &shape);
+    write(&folder, &shape, &quant::BF16);
     let b = Random {
         inner: Cuda::new(gpu_options()).unwrap(),
         format,
@@ -98,7 +128,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
     let assistant = shapes::assistant(name).filter(|_| is_for_kv);
     let beside = assistant.map(|shape| {
         let folder = folder.join("assistant");
-        write(&folder, &shape);
+        write(&folder, &shape, &quant::BF16);
         Checkpoint::open(&folder).unwrap()
     });
     let head = Head::load(&b, &checkpoint, beside.as_ref(), &*target);
@@ -390,6 +420,7 @@ fn main() {
         f.expect("names of formats after --formats")
     });
     let quick = args.next_if(|a| a == "--quick").is_some();
+    let is_load = args.next_if(|a| a == "--load").is_some();
     let mut rows_after = |name: &str| {
         args.next_if(|a| a == name).map(|_| {
             let rows = args.next().and_then(|rows| rows.parse().ok());
@@ -399,6 +430,7 @@ fn main() {
     let mut measure = match (rows_after("--ops"), rows_after("--trace")) {
         (Some(rows), _) => Measure::Ops(rows),
         (None, Some(rows)) => Measure::Trace(rows),
+        (None, None) if is_load => Measure::Load,
         (None, None) => Measure::Times { quick },
     };
     if args.next_if(|a| a == "--kv").is_some() {

@@ -1,6 +1,6 @@
 //! Shapes of large models, and checkpoints of these shapes without weights.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::Path;
 
@@ -358,20 +358,34 @@ pub(crate) fn shape(name: &str) -> Shape {
     }
 }
 
-/// Writes a checkpoint whose tensors are a hole.
-pub(crate) fn write(folder: &Path, shape: &Shape) {
+/// Writes a checkpoint whose tensors are a hole, its matrices in bf16 or affine codes.
+pub(crate) fn write(folder: &Path, shape: &Shape, format: &quant::Format) {
     std::fs::create_dir_all(folder).unwrap();
-    std::fs::write(folder.join("config.json"), shape.config.to_string()).unwrap();
-    let mut header = serde_json::Map::new();
-    let mut at = 0usize;
-    for (name, shape) in &shape.tensors {
-        let end = at + 2 * shape.iter().product::<usize>();
-        header.insert(
-            name.clone(),
-            json!({"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}),
-        );
-        at = end;
+    let (mut config, mut header, mut at) = (shape.config.clone(), Map::new(), 0usize);
+    let mut put = |name: &str, kind: &str, shape: &[usize]| {
+        let bytes = shape.iter().product::<usize>() * if kind == "U32" { 4 } else { 2 };
+        let offsets = [at, at + bytes];
+        let tensor = json!({"dtype": kind, "shape": shape, "data_offsets": offsets});
+        header.insert(name.to_owned(), tensor);
+        at += bytes;
+    };
+    let codes = format.codes();
+    if let Some(codes) = codes {
+        config["quantization"] = json!({"group_size": codes.group, "bits": codes.bits});
     }
+    for (name, shape) in &shape.tensors {
+        match (&shape[..], codes, name.strip_suffix(".weight")) {
+            (&[rows, cols], Some(codes), Some(stem)) if cols.is_multiple_of(codes.group) => {
+                put(name, "U32", &[rows, cols * usize::from(codes.bits) / 32]);
+                for factors in ["scales", "biases"] {
+                    let name = format!("{stem}.{factors}");
+                    put(&name, "BF16", &[rows, cols / codes.group]);
+                }
+            }
+            _ => put(name, "BF16", shape),
+        }
+    }
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let mut header = serde_json::to_string(&header).unwrap();
     while !header.len().is_multiple_of(8) {
         header.push(' ');

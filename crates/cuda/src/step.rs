@@ -460,7 +460,7 @@ mod tests {
         let mut read = [1.0f32; 64];
         driver.compile_ahead(|| driver.read(&mut read, cuda.address(&norm())));
         assert_eq!(read, [0.0; 64]);
-        assert_eq!(cuda.take_launches(), [String::new(); 0]);
+        assert!(cuda.take_launches().is_empty());
         norm();
         assert_eq!(cuda.take_launches().len(), 1);
         let panics = || driver.compile_ahead(|| panic!("as a test"));
