@@ -211,7 +211,7 @@ impl Driver {
 
     /// Copies from the device once all before has run.
     pub(crate) fn read<T: Number>(&self, to: &mut [T], from: Address) {
-        if self.collecting(|_| ()).is_some() {
+        if self.is_collecting() {
             bytes_mut(to).fill(0);
             return;
         }
@@ -258,6 +258,11 @@ impl Driver {
     /// Whether kernels may be compiled ahead: not in a dry run, not after an error, and not while others are.
     pub(crate) fn compiles(&self) -> bool {
         self.log.is_none() && !self.has_failed() && !self.is_collecting.load(Ordering::Relaxed)
+    }
+
+    /// Whether this thread's launches are collected.
+    pub(crate) fn is_collecting(&self) -> bool {
+        self.collecting(|_| ()).is_some()
     }
 
     /// Gives the kernels that this thread has collected to `look`; nothing, if its launches are launched.

@@ -84,12 +84,14 @@ unsafe impl Send for Staging {}
 
 impl Staging {
     fn new() -> Result<Self, result::DriverError> {
-        // SAFETY: the context is set.
-        let half = || unsafe { result::malloc_host(STAGE_BYTES, 0) };
         let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let copied = [event()?, event()?];
+        // SAFETY: the context is set.
+        let memory: *mut u8 = unsafe { result::malloc_host(2 * STAGE_BYTES, 0) }?.cast();
         Ok(Staging {
-            halves: [half()?.cast(), half()?.cast()],
-            copied: [event()?, event()?],
+            // SAFETY: within the memory.
+            halves: [memory, unsafe { memory.add(STAGE_BYTES) }],
+            copied,
             turn: 0,
         })
     }
@@ -121,11 +123,11 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // SAFETY: made by `new` and not used any more: the device has ended its copies.
         unsafe {
-            for (half, copied) in self.halves.into_iter().zip(self.copied) {
+            for copied in self.copied {
                 let _ = result::event::synchronize(copied);
                 let _ = result::event::destroy(copied);
-                let _ = result::free_host(half.cast());
             }
+            let _ = result::free_host(self.halves[0].cast());
         }
     }
 }
@@ -139,8 +141,8 @@ pub(crate) struct Gpu {
     has_clusters: bool,
     compiler: compile::Compiler,
     functions: Mutex<HashMap<Kernel, Function>>,
-    /// Allocated when it is first needed.
-    staging: Mutex<Option<Staging>>,
+    /// Allocated when it is first needed; nothing inside, if that has failed.
+    staging: Mutex<Option<Option<Staging>>>,
 }
 
 // SAFETY: the handles may be used by any thread once its context is set, which
@@ -318,11 +320,8 @@ impl Machine for Gpu {
     ) -> Result<(), String> {
         let doing = "copying to the device";
         let mut staging = lock(&self.staging);
-        if staging.is_none() {
-            // Without memory of this kind it takes longer.
-            *staging = Staging::new().ok();
-        }
-        match &mut *staging {
+        // Without memory of this kind it takes longer.
+        match staging.get_or_insert_with(|| Staging::new().ok()) {
             Some(staging) if bytes <= STAGE_BYTES => {
                 while_doing(doing, staging.copy(to, bytes, fill, self.stream))
             }

@@ -94,7 +94,9 @@ pub(crate) fn launch(device: &Device, mut list: OpList, cells: Vec<Arc<Cell>>, b
         for &(of, copy) in &op.f16_outputs {
             let [rows, cols] = list.shape(copy);
             let cell = Cell::f16(rows, cols);
-            if let Some(of) = cells[of.0 as usize].as_ref().filter(|_| list.is_kept(of)) {
+            // What is only compiled leaves no copy behind.
+            let is_left = list.is_kept(of) && !device.driver.is_collecting();
+            if let Some(of) = cells[of.0 as usize].as_ref().filter(|_| is_left) {
                 of.set_f16_copy(cell.clone());
             }
             cells[copy.0 as usize] = Some(cell);

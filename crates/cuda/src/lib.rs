@@ -58,7 +58,7 @@ use memory::{Arena, Block, Buffer, Cell, tensor};
 use quant::Stored;
 use record::Recorder;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -127,6 +127,8 @@ struct State {
     /// The step that is being recorded.
     recording: Option<step::Recording>,
     steps: HashMap<step::Shape, step::Known>,
+    /// Classes of steps whose kernels were compiled before the first of them ran.
+    compiled: HashSet<step::Shape>,
     /// Whether a step since somebody asked was not the replay of a record that there was before.
     has_first_runs: bool,
 }

@@ -155,14 +155,15 @@ pub(crate) trait Machine: Send + Sync {
     fn zero(&self, address: Address, bytes: usize) -> Result<(), String>;
     /// Copies to the device; `from` may be used again at once.
     fn write(&self, to: Address, from: &[u8]) -> Result<(), String>;
-    /// Copies from the device once all before has run.
-    /// Copies what `fill`, called once, writes to so many bytes of the host's; later, but before what follows.
+    /// Copies the `bytes` that `fill` writes, which is called once. The copy may end after this returns, but before
+    /// what is asked for next.
     fn fill(
         &self,
         to: Address,
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<(), String>;
+    /// Copies from the device once all before has run.
     fn read(&self, to: &mut [u8], from: Address) -> Result<(), String>;
     fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), String>;
     /// Waits for everything.

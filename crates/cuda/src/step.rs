@@ -42,11 +42,14 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The shape that stands for all steps with too many rows to be recorded that launch about the same kernels.
+    /// The shape that stands for all steps that launch about the same kernels.
     fn class(&self) -> Shape {
         let mut class = self.clone();
-        let rows = class.batches.iter_mut().map(|(rows, _)| rows);
-        rows.for_each(|rows| *rows = rows.next_power_of_two());
+        let sizes = class
+            .batches
+            .iter_mut()
+            .flat_map(|(rows, seqs)| [rows, seqs]);
+        sizes.for_each(|size| *size = size.next_power_of_two());
         let inputs = class.inputs.iter_mut().map(|(rows, _)| rows);
         inputs.for_each(|rows| *rows = rows.next_power_of_two());
         class
@@ -265,12 +268,7 @@ fn run(
 ) -> Vec<Tensor> {
     let rows = shape.batches.iter().map(|&(rows, _)| rows).max();
     if rows > Some(MAX_ROWS) || 4 * words.len() > BATCH_BYTES || cuda.device.driver.has_failed() {
-        let class = shape.class();
-        let is_new = rows > Some(MAX_ROWS) && !cuda.state().steps.contains_key(&class);
-        if is_new {
-            compile_ahead(cuda, inputs, work);
-            cuda.state().steps.insert(class, Known::Unrecordable);
-        }
+        compile_ahead(cuda, &shape, inputs, work);
         return work(inputs);
     }
     let known = cuda.state().steps.remove(&shape);
@@ -278,7 +276,7 @@ fn run(
     cuda.state().has_first_runs |= is_first;
     let (known, made) = match known {
         None => {
-            compile_ahead(cuda, inputs, work);
+            compile_ahead(cuda, &shape, inputs, work);
             (Known::Seen(1), work(inputs))
         }
         Some(Known::Seen(n)) if n < runs => (Known::Seen(n + 1), work(inputs)),
@@ -299,10 +297,15 @@ fn run(
     made
 }
 
-/// Compiles the kernels that `work` will launch, several at a time: each by itself, when it is first launched, would
-/// take the sum of their times.
-fn compile_ahead(cuda: &Cuda, inputs: &[&Tensor], work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>) {
-    if !cuda.device.driver.compiles() {
+/// Compiles the kernels that `work` will launch, several at a time, unless a step of the same class has had that done: each
+/// compiled when it is first launched would take the sum of their times.
+fn compile_ahead(
+    cuda: &Cuda,
+    shape: &Shape,
+    inputs: &[&Tensor],
+    work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+) {
+    if !cuda.device.driver.compiles() || !cuda.state().compiled.insert(shape.class()) {
         return;
     }
     // What was asked for before is not part of the step.
@@ -314,7 +317,8 @@ fn compile_ahead(cuda: &Cuda, inputs: &[&Tensor], work: &mut dyn FnMut(&[&Tensor
         .collect();
     let borrowed: Vec<&Tensor> = inputs.iter().collect();
     cuda.device.driver.compile_ahead(|| {
-        work(&borrowed);
+        // Kept while ops are fused: what nobody holds is fused otherwise.
+        let _made = work(&borrowed);
         cuda.flush();
     });
 }

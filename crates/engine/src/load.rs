@@ -53,7 +53,7 @@ pub fn load(
     let mut sight = Sight::plan(source, &opened.checkpoint, tower, options);
     let mut target = std::thread::scope(|scope| {
         let (checkpoint, hashes) = (&opened.checkpoint, &mut opened.hashes);
-        // It reads the files as fast as the weights are read.
+        // Hashing takes one core, and both read the same files.
         let hash = (options.hashes()).then(|| scope.spawn(|| source.hash(checkpoint, hashes)));
         let target = place(&*b, checkpoint, &opened.text, &mut sight, options);
         opened.sha256 = hash.map(|hash| hash.join().expect("hashing does not panic"));

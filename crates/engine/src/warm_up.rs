@@ -9,7 +9,7 @@ use text::Text;
 
 /// No prompt starts later. Only kernels that were never compiled take so long.
 const PROMPTS_LIMIT: Duration = Duration::from_secs(5);
-/// The longest time that steps of one text may take, and half of the longest of those of several.
+/// The longest time that steps of one text may take; those of several texts may take twice as long.
 const STEPS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Runs each kind of step on a device that [records steps](backend::Capabilities::records), with drafts of up to `longest`

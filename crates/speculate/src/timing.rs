@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 impl Speculator {
     /// Time of one step that runs `rows` after `context`, the first of them as a pending
     /// token and the others as its draft. Running `context` is not timed. A device that [records
-    /// steps](backend::Capabilities::records) takes longer for the first two of as many rows.
+    /// steps](backend::Capabilities::records) takes longer for the first two steps of each number of rows.
     ///
     /// # Errors
     ///

@@ -59,7 +59,7 @@ fn steps(model: &mut Model, reps: usize) -> Result<(BTreeMap<usize, f64>, Option
     let mut read_ms = Vec::new();
     let backend = model.speculator.backend().clone();
     let read = PlainRead::new(&*backend, model.info.step_bytes as usize);
-    // The first round finds caches cold, or a device records steps in the first two: these are not counted.
+    // Not counted: the first round, which finds caches cold, or the first two, in which a device records steps.
     let cold = if backend.capabilities().records { 2 } else { 1 };
     for rep in 0..cold + reps {
         for &n_rows in &step_rows {
