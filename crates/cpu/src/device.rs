@@ -1,5 +1,6 @@
 //! The CPU as a device: an instruction set, threads and memory for tensors. Knows no op.
 
+use crate::ahead::Sequence;
 use crate::arch::{Detected, Isa};
 use crate::memory::{self, Arena};
 use crate::pool::Pool;
@@ -76,6 +77,8 @@ pub(crate) struct Device {
     /// Memory of tensors, which they return to.
     pub(crate) arena: Arc<Arena>,
     pub(crate) activations: Activations,
+    /// Which product comes after which, for idle workers.
+    pub(crate) sequence: Sequence,
     pub(crate) is_pinned: bool,
 }
 
@@ -117,6 +120,7 @@ impl Device {
             pool: Pool::new(threads),
             arena: Arc::new(Arena::new()),
             activations,
+            sequence: Sequence::default(),
             is_pinned: false,
         }
     }

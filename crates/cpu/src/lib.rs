@@ -7,8 +7,9 @@
 //!
 //! | module | what is in it |
 //! | --- | --- |
-//! | `memory`, `pool` | regions and recycled buffers; the threads and their work ranges |
+//! | `memory`, `shares` | regions and recycled buffers; the pieces of a job that a worker begins with |
 //! | `arch` | instruction sets: lanes, products of bytes, tile registers |
+//! | `ahead`, `pool` | weights that idle threads prefetch; the threads and their work ranges |
 //! | `device` | what every op runs on: an instruction set, threads, memory of tensors |
 //! | `microkernel` | the inner loop of plain products and attention; the table of block shapes |
 //! | `norm`, `rope`, `elementwise`, `rows` | the small ops |
@@ -22,6 +23,7 @@
 //! Modules use those above them in the table, never those below. `examples/product.rs` is one
 //! product, beside the reference.
 
+mod ahead;
 mod arch;
 mod attention;
 mod cpu;
@@ -38,6 +40,7 @@ mod norm;
 mod pool;
 mod rope;
 mod rows;
+mod shares;
 #[cfg(test)]
 mod tests;
 

@@ -3,10 +3,14 @@
 //! The caller is worker 0. The others spin for a while after each job, because during a step the
 //! next one comes within microseconds, and then park. Workers claim a job's work in pieces, so it
 //! ends with its last piece: a worker that wakes too late finds the job closed and has missed
-//! nothing, and no job waits until every thread has been scheduled.
+//! nothing, and no job waits until every thread has been scheduled. Each worker says on a cache
+//! line of its own that it has taken a job, so many workers do not wait for each other, and a job
+//! of few pieces is taken by as many.
 //!
 //! No queue, no futures, no allocation per job.
 
+use crate::ahead::{Prefetcher, Weights};
+use crate::shares::{MAX_SHARES, n_shares, share_start};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -30,10 +34,6 @@ pub(crate) const WORK_RANGE_LONG: usize = WORK_RANGE / 4;
 /// before it yields: about a millisecond.
 const SPINS: usize = 20_000;
 
-/// The most shares that a job is cut into. Where there are more workers, several begin with the
-/// same share.
-const SHARES: usize = 32;
-
 /// How many pieces of a share were claimed; on a cache line of its own.
 #[repr(align(64))]
 struct Claimed(AtomicUsize);
@@ -41,30 +41,53 @@ struct Claimed(AtomicUsize);
 /// A job, which each worker that takes it calls with its own number.
 type Job = dyn Fn(usize) + Sync;
 
-/// The bit of [`Shared::state`] that says that workers may take the current job.
-const OPEN: u64 = 1 << 31;
+/// The bits of [`Posted::state`] that say how many workers a job is for: enough for
+/// [`MAX_THREADS`](crate::MAX_THREADS).
+const WANTED_BITS: u32 = 11;
+
+/// The current job, which the caller writes and all workers read.
+#[repr(align(64))]
+struct Posted {
+    /// `number << WANTED_BITS | wanted`: the job's number, and how many workers it has work for.
+    /// The first `wanted` may take it.
+    state: AtomicU64,
+    /// Written before the job is posted, read by workers that took it.
+    job: UnsafeCell<Option<*const Job>>,
+    /// What to prefetch after the job, and how often that has changed; written and read as the
+    /// job is.
+    ahead: UnsafeCell<(u64, Option<*const Weights>)>,
+}
+
+/// The number of the last job that no worker may take any more.
+#[repr(align(64))]
+struct Closed(AtomicU64);
+
+/// What one worker writes, on a cache line of its own: workers that take a job do not wait for
+/// each other.
+#[repr(align(64))]
+struct Slot {
+    /// The number of the job that the worker has taken, or 0.
+    taken: AtomicU64,
+    /// Whether the worker is parked or about to be.
+    parked: AtomicBool,
+}
 
 /// What the caller and the threads share.
 struct Shared {
-    /// `generation << 32 | OPEN | n`: the number of the current job, whether it is open, and
-    /// how many workers took it.
-    state: AtomicU64,
-    /// How many of the workers that took the current job are done with it.
-    left: AtomicUsize,
-    /// Written before a generation opens, read by workers that took it.
-    job: UnsafeCell<Option<*const Job>>,
-    /// For each worker, whether it is parked or about to be.
-    parked: Vec<AtomicBool>,
+    posted: Posted,
+    closed: Closed,
+    /// A slot for each worker.
+    slots: Vec<Slot>,
     /// The first panic of the current job.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// Whether the threads are to end.
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only by the holder of `Pool::turn` while no worker has
-// taken a job, and read only by workers that took the open generation.
+// SAFETY: what a job is made of is written only by the holder of `Pool::turn` while no worker has
+// taken a job, and read only by workers that took the current one.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer is followed only while `Pool::run` keeps its target alive.
+// SAFETY: the pointers are followed only while `Pool::run_before` keeps their targets alive.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -74,47 +97,65 @@ impl Shared {
         first.get_or_insert(panic);
     }
 
+    /// Waits as worker `id` until another state than `seen` is posted, and returns it.
+    fn wait(&self, id: usize, seen: u64) -> u64 {
+        let mut spins = 0;
+        loop {
+            let state = self.posted.state.load(Acquire);
+            if state != seen {
+                return state;
+            }
+            spins += 1;
+            if spins <= SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            let parked = &self.slots[id].parked;
+            parked.store(true, SeqCst);
+            if self.posted.state.load(SeqCst) == seen {
+                thread::park();
+            }
+            parked.store(false, SeqCst);
+        }
+    }
+
     /// Takes one job after the other as worker `id`, until the pool is dropped.
     fn work(&self, id: usize) {
-        let mut seen = 0;
+        let (mut seen, mut changes) = (0, 0);
+        let mut prefetcher: Option<Prefetcher> = None;
         loop {
-            let mut spins = 0;
-            let mut state = self.state.load(Acquire);
-            while state >> 32 == seen {
-                spins += 1;
-                if spins > SPINS {
-                    self.parked[id].store(true, SeqCst);
-                    if self.state.load(SeqCst) >> 32 == seen {
-                        thread::park();
-                    }
-                    self.parked[id].store(false, SeqCst);
-                } else {
-                    std::hint::spin_loop();
-                }
-                state = self.state.load(Acquire);
-            }
+            seen = self.wait(id, seen);
             if self.stop.load(Acquire) {
                 return;
             }
-            seen = state >> 32;
-            while state >> 32 == seen && state & OPEN != 0 {
-                match self
-                    .state
-                    .compare_exchange_weak(state, state + 1, Acquire, Acquire)
-                {
-                    Ok(_) => {
-                        // SAFETY: this worker is counted in the open generation, so
-                        // `Pool::run` waits for it and the job is alive.
-                        let job =
-                            unsafe { &*(*self.job.get()).expect("an open generation has a job") };
-                        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(id))) {
-                            self.keep(panic);
-                        }
-                        self.left.fetch_add(1, Release);
-                        break;
+            let (number, wanted) = (seen >> WANTED_BITS, seen & ((1 << WANTED_BITS) - 1));
+            let taken = &self.slots[id].taken;
+            // Of this store and load, and those in `Pool::run_before`, one sees the other: either
+            // the job is closed here, or the caller waits for this worker.
+            if (id as u64) < wanted {
+                taken.store(number, SeqCst);
+                if self.closed.0.load(SeqCst) < number {
+                    // SAFETY: this worker has taken the job before it was closed, so
+                    // `Pool::run_before` waits for it, and keeps alive what it has posted.
+                    let (job, ahead) = unsafe {
+                        let job = (*self.posted.job.get()).expect("a posted job");
+                        (&*job, &*self.posted.ahead.get())
+                    };
+                    if changes != ahead.0 {
+                        changes = ahead.0;
+                        // SAFETY: alive as well.
+                        let weights = ahead.1.map(|weights| unsafe { *weights });
+                        let n_workers = self.slots.len();
+                        prefetcher = weights.map(|w| Prefetcher::new(w, id, n_workers));
                     }
-                    Err(now) => state = now,
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(id))) {
+                        self.keep(panic);
+                    }
                 }
+                taken.store(0, Release);
+            }
+            if let Some(prefetcher) = &mut prefetcher {
+                prefetcher.run(|| self.posted.state.load(Relaxed) == seen);
             }
         }
     }
@@ -125,18 +166,25 @@ pub(crate) struct Pool {
     shared: Arc<Shared>,
     /// The threads of all workers but worker 0.
     threads: Vec<JoinHandle<()>>,
-    /// Held by the caller whose job runs.
-    turn: Mutex<()>,
+    /// Held by the caller whose job runs: what callers prefetch while they wait for the others.
+    turn: Mutex<Option<Prefetcher>>,
 }
 
 impl Pool {
     /// Starts `n` workers, the caller among them.
     pub(crate) fn new(n: usize) -> Self {
+        let slot = |_| Slot {
+            taken: AtomicU64::new(0),
+            parked: AtomicBool::new(false),
+        };
         let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
-            left: AtomicUsize::new(0),
-            job: UnsafeCell::new(None),
-            parked: (0..n).map(|_| AtomicBool::new(false)).collect(),
+            posted: Posted {
+                state: AtomicU64::new(0),
+                job: UnsafeCell::new(None),
+                ahead: UnsafeCell::new((0, None)),
+            },
+            closed: Closed(AtomicU64::new(0)),
+            slots: (0..n).map(slot).collect(),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
         });
@@ -152,7 +200,7 @@ impl Pool {
         Pool {
             shared,
             threads,
-            turn: Mutex::new(()),
+            turn: Mutex::new(None),
         }
     }
 
@@ -210,32 +258,55 @@ impl Pool {
     ///
     /// With the panic of the first call that panicked, after all have ended.
     pub(crate) fn run(&self, job: &(dyn Fn(usize) + Sync + '_)) {
+        self.run_before(None, self.n_workers(), job);
+    }
+
+    /// As [`Pool::run`] on the first `wanted` workers; after the job, idle workers prefetch
+    /// `ahead`, or go on with what the last job named.
+    fn run_before(
+        &self,
+        ahead: Option<&Weights>,
+        wanted: usize,
+        job: &(dyn Fn(usize) + Sync + '_),
+    ) {
         if self.threads.is_empty() {
             return job(0);
         }
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. The generation is closed and every
-        // worker that took it has left before this function returns or unwinds.
+        // SAFETY: only the lifetime changes. The job is closed and every worker that took it
+        // has left before this function returns or unwinds.
         let alive: *const Job =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job) };
-        // SAFETY: no generation is open and `turn` is held.
-        unsafe { *shared.job.get() = Some(alive) };
-        shared.left.store(0, Relaxed);
-        let generation = (shared.state.load(Relaxed) >> 32) + 1;
-        shared.state.store(generation << 32 | OPEN, SeqCst);
-        self.wake();
+        // SAFETY: no job is open and `turn` is held.
+        unsafe { *shared.posted.job.get() = Some(alive) };
+        if let Some(weights) = ahead {
+            *turn = Some(Prefetcher::new(*weights, 0, self.n_workers()));
+            // SAFETY: no job is open and `turn` is held.
+            let ahead = unsafe { &mut *shared.posted.ahead.get() };
+            *ahead = (ahead.0 + 1, Some(weights));
+        }
+        let number = (shared.posted.state.load(Relaxed) >> WANTED_BITS) + 1;
+        let state = number << WANTED_BITS | wanted as u64;
+        shared.posted.state.store(state, SeqCst);
+        self.wake(wanted);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(0))) {
             shared.keep(panic);
         }
-        let taken = shared.state.fetch_and(!OPEN, SeqCst) as u32 & !(OPEN as u32);
-        let mut spins = 0;
-        while shared.left.load(Acquire) != taken as usize {
-            spins += 1;
-            if spins > SPINS {
-                thread::yield_now();
-            } else {
-                std::hint::spin_loop();
+        shared.closed.0.store(number, SeqCst);
+        for slot in &shared.slots[1..wanted.max(1)] {
+            let is_taken = || slot.taken.load(SeqCst) == number;
+            if let Some(prefetcher) = &mut *turn {
+                prefetcher.run(is_taken);
+            }
+            let mut spins = 0;
+            while is_taken() {
+                spins += 1;
+                if spins > SPINS {
+                    thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
             }
         }
         let panic = shared
@@ -253,6 +324,18 @@ impl Pool {
     /// may be shorter), each once. A worker begins with a share of its own, so that
     /// what it asks memory for ahead is what it reads next, and then helps the others.
     pub(crate) fn each(&self, n: usize, chunk: usize, piece: impl Fn(usize, Range<usize>) + Sync) {
+        self.each_before(None, n, chunk, piece);
+    }
+
+    /// As [`Pool::each`]; after it, idle workers prefetch `ahead`, or go on with what was named
+    /// last.
+    pub(crate) fn each_before(
+        &self,
+        ahead: Option<&Weights>,
+        n: usize,
+        chunk: usize,
+        piece: impl Fn(usize, Range<usize>) + Sync,
+    ) {
         let chunk = chunk.max(1);
         if n <= chunk || self.threads.is_empty() {
             // In the same pieces as below, for callers that rely on their size.
@@ -262,10 +345,11 @@ impl Pool {
             return;
         }
         let pieces = n.div_ceil(chunk);
-        let shares = self.n_workers().min(SHARES);
-        let claimed = [const { Claimed(AtomicUsize::new(0)) }; SHARES];
-        let start_of = |share: usize| share * pieces / shares;
-        self.run(&|worker| {
+        let wanted = pieces.min(self.n_workers());
+        let shares = n_shares(wanted);
+        let claimed = [const { Claimed(AtomicUsize::new(0)) }; MAX_SHARES];
+        let start_of = |share: usize| share_start(share, shares, pieces);
+        self.run_before(ahead, wanted, &|worker| {
             for share in (0..shares).map(|i| (worker + i) % shares) {
                 let (first, end) = (start_of(share), start_of(share + 1));
                 loop {
@@ -289,10 +373,10 @@ impl Pool {
         })
     }
 
-    /// Wakes the workers that are parked.
-    fn wake(&self) {
-        for (parked, thread) in self.shared.parked[1..].iter().zip(&self.threads) {
-            if parked.load(SeqCst) {
+    /// Wakes those of the first `n` workers that are parked.
+    fn wake(&self, n: usize) {
+        for (slot, thread) in self.shared.slots[1..n.max(1)].iter().zip(&self.threads) {
+            if slot.parked.load(SeqCst) {
                 thread.thread().unpark();
             }
         }
@@ -302,8 +386,8 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
-        self.shared.state.fetch_add(1 << 32, SeqCst);
-        self.wake();
+        self.shared.posted.state.fetch_add(1 << WANTED_BITS, SeqCst);
+        self.wake(self.n_workers());
         for thread in self.threads.drain(..) {
             // A worker catches its job's panics; there is nothing left to report.
             let _ = thread.join();
@@ -436,6 +520,24 @@ mod tests {
                 assert!(hits.iter().all(|h| h.load(Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn a_job_of_few_pieces_runs_on_as_many_workers() {
+        let pool = Pool::new(6);
+        for pieces in [2, 3, 5] {
+            for _ in 0..300 {
+                pool.each(pieces, 1, |worker, _| assert!(worker < pieces));
+            }
+        }
+        let met = AtomicUsize::new(0);
+        pool.each(6, 1, |_, _| {
+            // All six must meet: those that had no work before are still there.
+            met.fetch_add(1, SeqCst);
+            while met.load(SeqCst) < 6 {
+                thread::yield_now();
+            }
+        });
     }
 
     #[cfg(target_os = "linux")]

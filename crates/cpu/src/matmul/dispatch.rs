@@ -5,26 +5,25 @@
 //! vector registers ([`QuantizedWork::multiply`]) or in tiles ([`amx`]).
 
 use super::activations::{QuantizedActivations, RowBlocks};
+use super::pack::PanelSource;
 use super::pack_buffer::PackBuffer;
 use super::quantized::{QuantizedPanels, QuantizedWork};
-use super::weights::PackedWeights;
+use super::weights::{PackedWeights, Panels};
 use super::{amx, pack, plain};
+use crate::ahead::{self, MAX_MATRICES};
 use crate::arch::Detected;
 use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::DisjointSlice;
 use backend::{Matrix, Tensor};
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Bytes of weights that one worker claims at a time.
 pub(crate) const WORK_RANGE_BYTES: usize = 128 << 10;
 
 /// Multiply-adds below which handing out work costs more than it saves.
 const MIN_PARALLEL: usize = 96 << 10;
-
-/// The most matrices of one job; more are done in several jobs.
-const MAX_MATRICES: usize = 8;
 
 /// The blocks in which kernels take `rows` rows of activations: for tiles where those are faster.
 fn row_blocks(w: &QuantizedPanels, isa: Detected, rows: usize) -> RowBlocks {
@@ -55,7 +54,7 @@ impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
         let mut quantized = [const { None::<QuantizedActivations> }; MAX_MATRICES];
         let mut n = 0;
         for weights in weights {
-            let PackedWeights::Quantized(w) = weights else {
+            let Panels::Quantized(w) = &weights.panels else {
                 continue;
             };
             let wanted = blocks(w);
@@ -134,13 +133,13 @@ impl<'a> Product<'a> {
     ) {
         let start = (i - self.first) * self.chunk;
         let range = start..(start + self.chunk).min(self.n_panels);
-        match self.weights {
-            PackedWeights::Plain(w) => {
+        match &self.weights.panels {
+            Panels::Plain(w) => {
                 let cols = inputs.x.cols();
                 let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
                 plain::multiply(device, buffer, w, x, self.rows.len(), range, &self.y);
             }
-            PackedWeights::Quantized(w) => {
+            Panels::Quantized(w) => {
                 let (x, rows) = (inputs.quantized(w), self.rows.clone());
                 multiply_quantized(device, buffer, w, x, rows, range, &self.y);
             }
@@ -148,14 +147,42 @@ impl<'a> Product<'a> {
     }
 }
 
+/// Whether products of so many multiply-adds are worth more than one thread.
+fn is_parallel(multiply_adds: usize) -> bool {
+    multiply_adds >= MIN_PARALLEL
+}
+
+/// What idle workers prefetch after `products`, which are to begin now: what was multiplied after
+/// them the last time.
+fn ahead_of(device: &Device, products: &[Option<Product<'_>>]) -> Option<Arc<ahead::Weights>> {
+    let first = products.first()?.as_ref()?;
+    let mut own = Some(ahead::Weights::new(device.isa));
+    for product in products.iter().flatten() {
+        let layout = product.weights.layout();
+        match (layout.source(), &mut own) {
+            (PanelSource::Packed(data), Some(own)) => {
+                own.push(data.elements(), product.chunk * layout.panel_bytes());
+            }
+            _ => own = None,
+        }
+    }
+    device.sequence.next(own, &first.weights.successor)
+}
+
 /// Calls `work(worker, i)` for each of `n` work ranges, on one thread if the products take few
-/// multiply-adds.
-fn each_range(device: &Device, n: usize, multiply_adds: usize, work: impl Fn(usize, usize) + Sync) {
-    if multiply_adds < MIN_PARALLEL {
-        (0..n).for_each(|i| work(0, i));
-    } else {
+/// multiply-adds. After that, idle workers prefetch `ahead`.
+fn each_range(
+    device: &Device,
+    n: usize,
+    multiply_adds: usize,
+    ahead: Option<&ahead::Weights>,
+    work: impl Fn(usize, usize) + Sync,
+) {
+    if is_parallel(multiply_adds) {
         let each = |worker, range: Range<usize>| range.for_each(|i| work(worker, i));
-        device.pool.each(n, 1, each);
+        device.pool.each_before(ahead, n, 1, each);
+    } else {
+        (0..n).for_each(|i| work(0, i));
     }
 }
 
@@ -196,7 +223,11 @@ pub(crate) fn matmul_into(
             n += product.n_ranges();
             Some(product)
         });
-        each_range(device, n, multiply_adds, |worker, i| {
+        let ahead = match is_parallel(multiply_adds) {
+            true => ahead_of(device, &products),
+            false => None,
+        };
+        each_range(device, n, multiply_adds, ahead.as_deref(), |worker, i| {
             let mut products = products.iter().flatten();
             let product = products
                 .find(|product| i < product.first + product.n_ranges())
@@ -241,6 +272,7 @@ pub(crate) fn matmul_runs<'a>(
             device,
             runs.len() * most,
             x.rows() * rows * cols,
+            None,
             |worker, i| {
                 let product = product(i / most);
                 if i % most < product.n_ranges() {
@@ -293,12 +325,12 @@ pub(crate) fn matmul_rows(
             let ids = &ids[row][at..(at + 16).min(n_ids)];
             // SAFETY: every panel of outputs is visited once.
             let y = unsafe { out.part(row * n_ids + at..row * n_ids + at + ids.len()) };
-            match weights {
-                PackedWeights::Plain(w) => {
+            match &weights.panels {
+                Panels::Plain(w) => {
                     let x = &values(inputs.x)[row * x.cols()..][..x.cols()];
                     plain::multiply_selected(device, buffer, w, x, ids, y);
                 }
-                PackedWeights::Quantized(w) => {
+                Panels::Quantized(w) => {
                     let x = inputs.quantized(w);
                     multiply_selected_quantized(device, buffer, w, x, row, ids, y);
                 }
@@ -326,9 +358,9 @@ pub(crate) fn embed(device: &Device, table: &Matrix, tokens: &[u32], scale: f32)
             assert!(token < table.rows, "row {token} of {}", table.rows);
             // SAFETY: every row is visited once.
             let y = unsafe { out.part(i * cols..(i + 1) * cols) };
-            match weights {
-                PackedWeights::Plain(w) => w.row(token, scale, y),
-                PackedWeights::Quantized(w) => w.row(token, scale, y),
+            match &weights.panels {
+                Panels::Plain(w) => w.row(token, scale, y),
+                Panels::Quantized(w) => w.row(token, scale, y),
             }
         }
     });
@@ -387,4 +419,54 @@ fn multiply_selected_quantized(
         };
         work.multiply(device);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cpu;
+    use crate::device::{Activations, CpuOptions};
+    use backend::{Ops, Store};
+
+    #[test]
+    fn a_product_leads_to_the_one_that_came_after_it_the_last_time() {
+        let options = CpuOptions {
+            threads: 2,
+            activations: Activations::F32,
+            ..CpuOptions::default()
+        };
+        let b = Cpu::new(options).expect("two threads");
+        let matrix = |rows: usize| {
+            let format = quant::format("f32").expect("a plain format");
+            let values = vec![0.5; rows * 512];
+            let owned = quant::encode(format, &values, 512, quant::Scalar::F32);
+            b.matrix(&[owned.view()])
+        };
+        let [first, second, third, few] = [512, 512, 512, 16].map(matrix);
+        let x = b.upload(1, 512, &[1.0; 512]);
+        let successor = |w: &Matrix| {
+            let weights = w.storage::<PackedWeights>();
+            weights.successor.lock().expect("no panic").clone()
+        };
+        let leads_to = |w: &Matrix, next: &Matrix| {
+            let PanelSource::Packed(data) = next.storage::<PackedWeights>().layout().source()
+            else {
+                panic!("weights in memory");
+            };
+            let noted = successor(w).expect("a product after it");
+            noted.begins_with(data.elements())
+        };
+        let multiply = |w: &[&Matrix]| {
+            let mut y: Vec<Tensor> = w.iter().map(|w| b.scratch(1, w.rows)).collect();
+            b.matmul_into(&x, w, &mut y);
+        };
+        multiply(&[&first, &few]);
+        multiply(&[&few]);
+        multiply(&[&second]);
+        assert!(leads_to(&first, &second), "past a product of one thread");
+        multiply(&[&first]);
+        multiply(&[&third, &second]);
+        assert!(leads_to(&first, &third) && leads_to(&second, &first));
+        assert!(successor(&few).is_none() && successor(&third).is_none());
+    }
 }

@@ -4,15 +4,23 @@ use super::pack::{PanelLayout, PanelSource};
 use super::pack_buffer::PackBuffer;
 use super::plain::PlainPanels;
 use super::quantized::QuantizedPanels;
+use crate::ahead::Successor;
 use crate::device::{Activations, Device};
 use backend::Matrix;
 use quant::Stored;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 
 /// A matrix in panels of 16 rows.
-pub(crate) enum PackedWeights {
+pub(crate) struct PackedWeights {
+    pub(crate) panels: Panels,
+    /// What is multiplied after a product that begins with this matrix.
+    pub(crate) successor: Arc<Successor>,
+}
+
+/// The panels of a matrix.
+pub(crate) enum Panels {
     Plain(PlainPanels),
     Quantized(QuantizedPanels),
 }
@@ -20,9 +28,9 @@ pub(crate) enum PackedWeights {
 impl PackedWeights {
     /// How the panels are laid out, and where they come from.
     pub(crate) fn layout(&self) -> &dyn PanelLayout {
-        match self {
-            PackedWeights::Plain(w) => w,
-            PackedWeights::Quantized(w) => w,
+        match &self.panels {
+            Panels::Plain(w) => w,
+            Panels::Quantized(w) => w,
         }
     }
 }
@@ -46,10 +54,14 @@ pub(crate) fn matrix(
         Activations::Int8 => QuantizedPanels::pack(device, buffers, parts),
         Activations::F32 => None,
     };
-    let weights = quantized.map_or_else(
-        || PackedWeights::Plain(PlainPanels::pack(device, buffers, parts)),
-        PackedWeights::Quantized,
+    let panels = quantized.map_or_else(
+        || Panels::Plain(PlainPanels::pack(device, buffers, parts)),
+        Panels::Quantized,
     );
+    let weights = PackedWeights {
+        panels,
+        successor: Arc::default(),
+    };
     let layout = weights.layout();
     let bytes = layout.n_panels() * layout.panel_bytes();
     let held = match layout.source() {
