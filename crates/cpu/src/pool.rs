@@ -54,8 +54,8 @@ struct Posted {
     /// Written before the job is posted, read by workers that took it.
     job: UnsafeCell<Option<*const Job>>,
     /// What to prefetch after the job, and how often that has changed; written and read as the
-    /// job is.
-    ahead: UnsafeCell<(u64, Option<*const Weights>)>,
+    /// job is. Kept, for a worker that has missed the job reads it with a later one.
+    ahead: UnsafeCell<(u64, Option<Arc<Weights>>)>,
 }
 
 /// The number of the last job that no worker may take any more.
@@ -87,7 +87,7 @@ struct Shared {
 // SAFETY: what a job is made of is written only by the holder of `Pool::turn` while no worker has
 // taken a job, and read only by workers that took the current one.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointers are followed only while `Pool::run_before` keeps their targets alive.
+// SAFETY: the job's pointer is followed only while `Pool::run_before` keeps the job alive.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -143,10 +143,8 @@ impl Shared {
                     };
                     if changes != ahead.0 {
                         changes = ahead.0;
-                        // SAFETY: alive as well.
-                        let weights = ahead.1.map(|weights| unsafe { *weights });
-                        let n_workers = self.slots.len();
-                        prefetcher = weights.map(|w| Prefetcher::new(w, id, n_workers));
+                        let (weights, n_workers) = (ahead.1.as_deref(), self.slots.len());
+                        prefetcher = weights.map(|w| Prefetcher::new(*w, id, n_workers));
                     }
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(id))) {
                         self.keep(panic);
@@ -265,7 +263,7 @@ impl Pool {
     /// `ahead`, or go on with what the last job named.
     fn run_before(
         &self,
-        ahead: Option<&Weights>,
+        ahead: Option<Arc<Weights>>,
         wanted: usize,
         job: &(dyn Fn(usize) + Sync + '_),
     ) {
@@ -331,7 +329,7 @@ impl Pool {
     /// last.
     pub(crate) fn each_before(
         &self,
-        ahead: Option<&Weights>,
+        ahead: Option<Arc<Weights>>,
         n: usize,
         chunk: usize,
         piece: impl Fn(usize, Range<usize>) + Sync,
@@ -503,6 +501,7 @@ pub(crate) unsafe fn worker_scratch<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::{Detected, Isa};
 
     #[test]
     fn every_piece_runs_once() {
@@ -564,6 +563,23 @@ mod tests {
             }
         });
         assert_eq!(cores(), before);
+    }
+
+    #[test]
+    fn what_to_prefetch_is_kept_for_workers_that_missed_the_job_that_named_it() {
+        let pool = Pool::new(2);
+        let weights = |bytes| {
+            let isa = Detected::new(Isa::Scalar).expect("portable code");
+            let mut weights = Weights::new(isa);
+            weights.push(bytes, 64);
+            Arc::new(weights)
+        };
+        let [first, second] = [weights(&[0; 100]), weights(&[0; 200])];
+        pool.each_before(Some(first.clone()), 4, 1, |_, _| {});
+        pool.each(4, 1, |_, _| {});
+        assert_eq!(Arc::strong_count(&first), 2);
+        pool.each_before(Some(second.clone()), 4, 1, |_, _| {});
+        assert_eq!([&first, &second].map(Arc::strong_count), [1, 2]);
     }
 
     #[test]

@@ -175,7 +175,7 @@ fn each_range(
     device: &Device,
     n: usize,
     multiply_adds: usize,
-    ahead: Option<&ahead::Weights>,
+    ahead: Option<Arc<ahead::Weights>>,
     work: impl Fn(usize, usize) + Sync,
 ) {
     if is_parallel(multiply_adds) {
@@ -227,7 +227,7 @@ pub(crate) fn matmul_into(
             true => ahead_of(device, &products),
             false => None,
         };
-        each_range(device, n, multiply_adds, ahead.as_deref(), |worker, i| {
+        each_range(device, n, multiply_adds, ahead, |worker, i| {
             let mut products = products.iter().flatten();
             let product = products
                 .find(|product| i < product.first + product.n_ranges())
