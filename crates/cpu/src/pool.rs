@@ -87,7 +87,7 @@ struct Shared {
 // SAFETY: what a job is made of is written only by the holder of `Pool::turn` while no worker has
 // taken a job, and read only by workers that took the current one.
 unsafe impl Sync for Shared {}
-// SAFETY: the job's pointer is followed only while `Pool::run_before` keeps the job alive.
+// SAFETY: the job's pointer is followed only while `Pool::run_then_prefetch` keeps the job alive.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -130,13 +130,13 @@ impl Shared {
             }
             let (number, wanted) = (seen >> WANTED_BITS, seen & ((1 << WANTED_BITS) - 1));
             let taken = &self.slots[id].taken;
-            // Of this store and load, and those in `Pool::run_before`, one sees the other: either
+            // Of this store and load, and those in `Pool::run_then_prefetch`, one sees the other: either
             // the job is closed here, or the caller waits for this worker.
             if (id as u64) < wanted {
                 taken.store(number, SeqCst);
                 if self.closed.0.load(SeqCst) < number {
                     // SAFETY: this worker has taken the job before it was closed, so
-                    // `Pool::run_before` waits for it, and keeps alive what it has posted.
+                    // `Pool::run_then_prefetch` waits for it, and keeps alive what it has posted.
                     let (job, ahead) = unsafe {
                         let job = (*self.posted.job.get()).expect("a posted job");
                         (&*job, &*self.posted.ahead.get())
@@ -256,12 +256,12 @@ impl Pool {
     ///
     /// With the panic of the first call that panicked, after all have ended.
     pub(crate) fn run(&self, job: &(dyn Fn(usize) + Sync + '_)) {
-        self.run_before(None, self.n_workers(), job);
+        self.run_then_prefetch(None, self.n_workers(), job);
     }
 
     /// As [`Pool::run`] on the first `wanted` workers; after the job, idle workers prefetch
     /// `ahead`, or go on with what the last job named.
-    fn run_before(
+    fn run_then_prefetch(
         &self,
         ahead: Option<Arc<Weights>>,
         wanted: usize,
@@ -322,12 +322,12 @@ impl Pool {
     /// may be shorter), each once. A worker begins with a share of its own, so that
     /// what it asks memory for ahead is what it reads next, and then helps the others.
     pub(crate) fn each(&self, n: usize, chunk: usize, piece: impl Fn(usize, Range<usize>) + Sync) {
-        self.each_before(None, n, chunk, piece);
+        self.each_then_prefetch(None, n, chunk, piece);
     }
 
     /// As [`Pool::each`]; after it, idle workers prefetch `ahead`, or go on with what was named
     /// last.
-    pub(crate) fn each_before(
+    pub(crate) fn each_then_prefetch(
         &self,
         ahead: Option<Arc<Weights>>,
         n: usize,
@@ -347,7 +347,7 @@ impl Pool {
         let shares = n_shares(wanted);
         let claimed = [const { Claimed(AtomicUsize::new(0)) }; MAX_SHARES];
         let start_of = |share: usize| share_start(share, shares, pieces);
-        self.run_before(ahead, wanted, &|worker| {
+        self.run_then_prefetch(ahead, wanted, &|worker| {
             for share in (0..shares).map(|i| (worker + i) % shares) {
                 let (first, end) = (start_of(share), start_of(share + 1));
                 loop {
@@ -575,10 +575,10 @@ mod tests {
             Arc::new(weights)
         };
         let [first, second] = [weights(&[0; 100]), weights(&[0; 200])];
-        pool.each_before(Some(first.clone()), 4, 1, |_, _| {});
+        pool.each_then_prefetch(Some(first.clone()), 4, 1, |_, _| {});
         pool.each(4, 1, |_, _| {});
         assert_eq!(Arc::strong_count(&first), 2);
-        pool.each_before(Some(second.clone()), 4, 1, |_, _| {});
+        pool.each_then_prefetch(Some(second.clone()), 4, 1, |_, _| {});
         assert_eq!([&first, &second].map(Arc::strong_count), [1, 2]);
     }
 

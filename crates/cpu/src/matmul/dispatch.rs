@@ -180,7 +180,7 @@ fn each_range(
 ) {
     if is_parallel(multiply_adds) {
         let each = |worker, range: Range<usize>| range.for_each(|i| work(worker, i));
-        device.pool.each_before(ahead, n, 1, each);
+        device.pool.each_then_prefetch(ahead, n, 1, each);
     } else {
         (0..n).for_each(|i| work(0, i));
     }
