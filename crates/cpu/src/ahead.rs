@@ -7,6 +7,7 @@
 //! second-level cache. Prefetching changes no value and may name any address.
 
 use crate::arch::{Detected, Kernel, Lanes};
+use crate::memory::LINE;
 use crate::shares::{n_shares, share_start};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -15,9 +16,6 @@ pub(crate) const MAX_MATRICES: usize = 8;
 
 /// Bytes that are prefetched before a worker looks for other work again.
 const STEP_BYTES: usize = 2048;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// Where a matrix lies in memory, which may have been given back since.
 #[derive(Clone, Copy, Default, PartialEq)]

@@ -14,7 +14,7 @@ const HUGE_PAGE: usize = 2 << 20;
 const SPARSE: usize = 8 * HUGE_PAGE;
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// Has the allocator give blocks of a megabyte or more back to the system as soon as they are
 /// freed. By default glibc keeps memory for blocks as large as the largest ever freed, up to

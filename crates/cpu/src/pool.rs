@@ -44,6 +44,7 @@ type Job = dyn Fn(usize) + Sync;
 /// The bits of [`Posted::state`] that say how many workers a job is for: enough for
 /// [`MAX_THREADS`](crate::MAX_THREADS).
 const WANTED_BITS: u32 = 11;
+const _: () = assert!(crate::MAX_THREADS < 1 << WANTED_BITS);
 
 /// The current job, which the caller writes and all workers read.
 #[repr(align(64))]
@@ -292,7 +293,7 @@ impl Pool {
             shared.keep(panic);
         }
         shared.closed.0.store(number, SeqCst);
-        for slot in &shared.slots[1..wanted.max(1)] {
+        for slot in &shared.slots[1..wanted] {
             let is_taken = || slot.taken.load(SeqCst) == number;
             if let Some(prefetcher) = &mut *turn {
                 prefetcher.run(is_taken);
@@ -373,7 +374,7 @@ impl Pool {
 
     /// Wakes those of the first `n` workers that are parked.
     fn wake(&self, n: usize) {
-        for (slot, thread) in self.shared.slots[1..n.max(1)].iter().zip(&self.threads) {
+        for (slot, thread) in self.shared.slots[1..n].iter().zip(&self.threads) {
             if slot.parked.load(SeqCst) {
                 thread.thread().unpark();
             }

@@ -147,11 +147,6 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Whether products of so many multiply-adds are worth more than one thread.
-fn is_parallel(multiply_adds: usize) -> bool {
-    multiply_adds >= MIN_PARALLEL
-}
-
 /// What idle workers prefetch after `products`, which are to begin now: what was multiplied after
 /// them the last time.
 fn ahead_of(device: &Device, products: &[Option<Product<'_>>]) -> Option<Arc<ahead::Weights>> {
@@ -170,19 +165,19 @@ fn ahead_of(device: &Device, products: &[Option<Product<'_>>]) -> Option<Arc<ahe
 }
 
 /// Calls `work(worker, i)` for each of `n` work ranges, on one thread if the products take few
-/// multiply-adds. After that, idle workers prefetch `ahead`.
+/// multiply-adds. After work of several threads, those that are idle prefetch what `ahead` returns.
 fn each_range(
     device: &Device,
     n: usize,
     multiply_adds: usize,
-    ahead: Option<Arc<ahead::Weights>>,
+    ahead: impl FnOnce() -> Option<Arc<ahead::Weights>>,
     work: impl Fn(usize, usize) + Sync,
 ) {
-    if is_parallel(multiply_adds) {
-        let each = |worker, range: Range<usize>| range.for_each(|i| work(worker, i));
-        device.pool.each_then_prefetch(ahead, n, 1, each);
-    } else {
+    if multiply_adds < MIN_PARALLEL || device.pool.n_workers() == 1 {
         (0..n).for_each(|i| work(0, i));
+    } else {
+        let each = |worker, range: Range<usize>| range.for_each(|i| work(worker, i));
+        device.pool.each_then_prefetch(ahead(), n, 1, each);
     }
 }
 
@@ -223,10 +218,7 @@ pub(crate) fn matmul_into(
             n += product.n_ranges();
             Some(product)
         });
-        let ahead = match is_parallel(multiply_adds) {
-            true => ahead_of(device, &products),
-            false => None,
-        };
+        let ahead = || ahead_of(device, &products);
         each_range(device, n, multiply_adds, ahead, |worker, i| {
             let mut products = products.iter().flatten();
             let product = products
@@ -272,7 +264,7 @@ pub(crate) fn matmul_runs<'a>(
             device,
             runs.len() * most,
             x.rows() * rows * cols,
-            None,
+            || None,
             |worker, i| {
                 let product = product(i / most);
                 if i % most < product.n_ranges() {
