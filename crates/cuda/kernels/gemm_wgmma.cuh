@@ -3,16 +3,19 @@
 // this.
 //
 //                 global                    shared: STAGES stages               registers
-//   producer warp  packed weights x8  -TMA-> [8 packed tiles]           -load--> Tile -dequantize-> A +
+//   producers      packed weights x8  -TMA-> [8 packed tiles]           -load--> Tile -dequantize-> A +
 //                  swizzled           -TMA-> [ROWS rows, 64 columns,   --------------------------> B + wgmma
 //                  activations               slice scales]                                              |
 //                                     full/empty mbarriers a stage               end of a slice: totals +-> y
 //
 // A persistent block takes BLOCK_TILES row tiles by ROWS activation rows at a time. Two consumer warpgroups multiply,
-// four row tiles each: a warp dequantizes one tile into the A fragments that the tensor cores take from registers;
-// while one warpgroup multiplies, the other dequantizes. A producer warp of a third warpgroup keeps the stages full. B
-// comes from shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_row`
-// permutes columns beforehand, and brings them to their slice's scale.
+// four row tiles each: a warp dequantizes one tile into the A fragments that the tensor cores take from registers,
+// while the products of the tile before run. Four producer warps, a third warpgroup, keep the stages full. B comes from
+// shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_row` permutes columns
+// beforehand, and brings them to their slice's scale.
+//
+// What bounds prompts in 4 bits is not the tensor cores but the instructions of a consumer warp between two products:
+// on an H200 a stage of two tiles of 128 rows takes 1,200 cycles, its products alone 1,024.
 //
 // Weights are asked for before the kernel waits for its input (PDL). Consumers write only after activations have come,
 // and so after the kernels before have ended.
@@ -69,6 +72,12 @@ DEVICE void swizzle_row(const Activations &x, u8 *to, int row, int tiles_per_sli
                                    k_tiles))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] = scale;
 }
 
+// Keeps a value in its register: the compiler would compute it again at every use.
+DEVICE u32 opaque(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
 // The stage whose turn it is.
 struct PipelineState {
     int stage = 0;
@@ -101,11 +110,13 @@ struct SliceSums {
     u32 *counters; // of each row tile that is split: how many slices have been stored
     int slices;
 };
-// The shared memory descriptor of a stage's activations, 16 columns from number 16 j on: 128-byte swizzle, 1024 bytes
-// from eight rows to the next eight.
-DEVICE u64 activation_descriptor(const u8 *stage, int j) {
-    return (u64) ((smem_address(stage) + j * 32 & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
+// The shared memory descriptor of activations at `at`, a multiple of 1024 bytes: 128-byte swizzle, 1024 bytes from
+// eight rows to the next eight. With `pieces` of 16 bytes added, that of what lies so far behind.
+struct ActivationDescriptor {
+    u32 low;
+    DEVICE explicit ActivationDescriptor(u32 at) : low(at >> 4 | 1u << 16) {}
+    DEVICE u64 operator+(u32 pieces) const { return (u64) (64u | 1u << 30) << 32 | low + pieces; }
+};
 
 // Stores a warp's sums of its row tile in one slice. The last warp that does so for the row tile adds the sums of all
 // slices from the left to `totals`, and gets true.
@@ -154,11 +165,13 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
     extern __shared__ u8 smem[];
     __shared__ u64 full[STAGES], empty[STAGES];
     u8 *stages = smem + (1024 - (smem_address(smem) & 1023) & 1023);
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = lane & 3;
+    const int lane = opaque(threadIdx.x & 31), warp = opaque(threadIdx.x >> 5);
+    const u32 stages_at = opaque(smem_address(stages));
+    const u32 full_at = opaque(smem_address(full)), empty_at = opaque(smem_address(empty));
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            mbarrier_init(smem_address(full + s), 1);
-            mbarrier_init(smem_address(empty + s), BLOCK_TILES);
+            mbarrier_init(full_at + 8 * s, 1);
+            mbarrier_init(empty_at + 8 * s, BLOCK_TILES);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -167,22 +180,25 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
     if (warp >= BLOCK_TILES) {
         // Producer.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        constexpr int COPIES = BLOCK_TILES / INTERLEAVE; // of weights, a lane each
+        // Each of the four warps asks for a part of the weights, the first ones also for activations: one warp would
+        // take longer to ask for all than the products do.
+        constexpr int COPIES = BLOCK_TILES / INTERLEAVE / 4; // of weights, a lane each
+        const int producer = warp - BLOCK_TILES;
         int ahead = 0; // stages whose weights were asked for before the activations are there
-        for (int item = warp == BLOCK_TILES ? blockIdx.x : items; item < items; item += gridDim.x) {
+        for (int item = blockIdx.x; item < items; item += gridDim.x) {
             const WorkItem v = find(item);
             const int copies = (v.rows + 16 * INTERLEAVE - 1) / (16 * INTERLEAVE); // in the whole matrix
-            const u8 *w = v.w + (u64) min(v.tile / INTERLEAVE + min(lane, COPIES - 1), copies - 1) * k_tiles * K_STRIDE;
+            const int own = producer * COPIES + min(lane, COPIES - 1);
+            const u8 *w = v.w + (u64) min(v.tile / INTERLEAVE + own, copies - 1) * k_tiles * K_STRIDE;
             int first = 0, stop = k_tiles;
             if (SPLIT && v.slice >= 0) first = v.slice * tiles_per_slice, stop = min(first + tiles_per_slice, k_tiles);
             auto produce_weights = [&](int stage, int k) {
-                const u32 to = smem_address(stages) + stage * STAGE_BYTES, barrier = smem_address(full + stage);
+                const u32 to = stages_at + stage * STAGE_BYTES, barrier = full_at + 8 * stage;
                 const int count = STAGE_TILES == 1 ? 1 : min(STAGE_TILES, stop - k);
-                if (lane == 0)
+                if (producer == 0 && lane == 0)
                     mbarrier_expect_tx(barrier, count * (VALUE_BYTES + SCALE_BYTES + BLOCK_TILES * TILE_BYTES));
-                __syncwarp();
                 if (lane < COPIES)
-                    bulk_copy(to + WEIGHTS_AT + lane * (STAGE_TILES * K_STRIDE), w + (u64) k * K_STRIDE,
+                    bulk_copy(to + WEIGHTS_AT + own * (STAGE_TILES * K_STRIDE), w + (u64) k * K_STRIDE,
                               count * K_STRIDE, barrier);
             };
             if (item == blockIdx.x) {
@@ -191,18 +207,17 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
             }
 #pragma unroll 1
             for (int k = first; k < stop; k += STAGE_TILES, state.advance()) {
-                const u32 to = smem_address(stages) + state.stage * STAGE_BYTES;
-                const u32 barrier = smem_address(full + state.stage);
+                const u32 to = stages_at + state.stage * STAGE_BYTES, barrier = full_at + 8 * state.stage;
                 const int count = STAGE_TILES == 1 ? 1 : min(STAGE_TILES, stop - k);
                 if (ahead > 0) {
                     ahead--;
                 } else {
-                    mbarrier_wait(smem_address(empty + state.stage), state.phase + 1);
+                    mbarrier_wait(empty_at + 8 * state.stage, state.phase + 1);
                     produce_weights(state.stage, k);
                 }
-                if (lane == COPIES)
+                if (producer == 0 && lane == 0)
                     bulk_copy(to, swizzled_values(x, v.block, k, k_tiles), count * VALUE_BYTES, barrier);
-                if (lane == COPIES + 1)
+                if (producer == 1 && lane == 0)
                     bulk_copy(to + SCALES_AT, swizzled_scales(x, v.block, k, k_tiles), count * SCALE_BYTES, barrier);
             }
         }
@@ -211,67 +226,96 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         float accumulators[N][4], totals[N][4];
         for (int item = blockIdx.x; (SPLIT ? item : state.item(k_tiles)) < items; item += gridDim.x) {
-            int left = tiles_per_slice, first = 0, stop = k_tiles;
+            int first = 0, stop = k_tiles;
             if (SPLIT) {
                 const int slice = find(item).slice;
                 if (slice >= 0) first = slice * tiles_per_slice, stop = min(first + tiles_per_slice, k_tiles);
             }
+            // While the products of a tile run, the next tile is dequantized and the one after it is loaded, also from
+            // the next stage where stages have several tiles.
+            constexpr bool OVERLAPS = STAGE_TILES % 2 == 0;
+            u32 a[OVERLAPS ? 2 : 1][4][4];
+            Tile packed;
+            auto load = [&](const u8 *stage, int i) {
+                const u8 *weights =
+                    stage + WEIGHTS_AT + warp / INTERLEAVE * (STAGE_TILES * K_STRIDE) + warp % INTERLEAVE * TILE_BYTES;
+                packed = Tile::load<true>(weights + i * K_STRIDE, lane);
+            };
+            auto dequantize = [&](int i) {
+                u32(&to)[4][4] = a[OVERLAPS ? i & 1 : 0];
+#pragma unroll
+                for (int j = 0; j < 4; j++) packed.dequantize(j, to[j]);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+#pragma unroll
+                    for (int q = 0; q < 4; q++) asm volatile("" : "+r"(to[j][q]));
+            };
+            auto begin_stage = [&] {
+                mbarrier_wait(full_at + 8 * state.stage, state.phase);
+                load(stages + state.stage * STAGE_BYTES, 0);
+            };
+            begin_stage();
+            dequantize(0);
+            if (OVERLAPS && first + 1 < stop) load(stages + state.stage * STAGE_BYTES, 1);
+            // Tiles that are left of the slice; whether it has sums already.
+            int left = min(tiles_per_slice, stop - first);
+            bool adds = false;
+            // Any v is -0 + v.
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) totals[n][c] = -0.0f;
 #pragma unroll 1
-            for (int k = first; k < stop; k += STAGE_TILES, state.advance()) {
+            for (int k = first; k < stop; k += STAGE_TILES) {
                 const u8 *stage = stages + state.stage * STAGE_BYTES;
+                const ActivationDescriptor values(stages_at + state.stage * STAGE_BYTES);
                 const int count = STAGE_TILES == 1 ? 1 : min(STAGE_TILES, stop - k);
-                mbarrier_wait(smem_address(full + state.stage), state.phase);
-                // The next tile is dequantized while the products of one run.
-                u32 a[STAGE_TILES > 1 ? 2 : 1][4][4];
-                auto dequantize = [&](int i) {
-                    const u8 *at = stage + WEIGHTS_AT + warp / INTERLEAVE * (STAGE_TILES * K_STRIDE) + i * K_STRIDE +
-                                   warp % INTERLEAVE * TILE_BYTES;
-                    const Tile tile = Tile::load<true>(at, lane);
-                    u32(&to)[4][4] = a[STAGE_TILES > 1 ? i & 1 : 0];
-#pragma unroll
-                    for (int j = 0; j < 4; j++) tile.dequantize(j, to[j]);
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-#pragma unroll
-                        for (int q = 0; q < 4; q++) asm volatile("" : "+r"(to[j][q]));
-                };
-                dequantize(0);
+                const u32 is_read = empty_at + 8 * state.stage;
+                state.advance();
 #pragma unroll
                 for (int i = 0; i < STAGE_TILES; i++) {
                     if (i >= count) break;
-                    const u32(&own)[4][4] = a[STAGE_TILES > 1 ? i & 1 : 0];
+                    const u32(&own)[4][4] = a[OVERLAPS ? i & 1 : 0];
                     wgmma_fence();
 #pragma unroll
                     for (int j = 0; j < 4; j++)
-                        wgmma(accumulators, own[j], activation_descriptor(stage + i * VALUE_BYTES, j),
-                              j > 0 || left < tiles_per_slice);
+                        wgmma(accumulators, own[j], values + (i * VALUE_BYTES + j * 32) / 16, j > 0 || adds);
                     wgmma_commit();
-                    if (i + 1 < STAGE_TILES && i + 1 < count) dequantize(i + 1);
+                    if (OVERLAPS && k + i + 1 < stop) dequantize(i + 1);
+                    if (OVERLAPS && k + i + 2 < stop) {
+                        if (i + 2 < STAGE_TILES) load(stage, i + 2);
+                        else if (i + 2 == STAGE_TILES) begin_stage();
+                        else load(stages + state.stage * STAGE_BYTES, 1);
+                    }
                     wgmma_wait(accumulators);
+                    adds = true;
+                    if (--left > 0) continue;
                     // The end of a slice.
-                    if (--left == 0 || k + i + 1 == stop) {
-                        left = tiles_per_slice;
-                        const float4 *scales = (const float4 *) (stage + SCALES_AT + i * SCALE_BYTES) + t;
+                    left = min(tiles_per_slice, stop - (k + i + 1));
+                    adds = false;
+                    const float4 *scales = (const float4 *) (stage + SCALES_AT + i * SCALE_BYTES) + (lane & 3);
 #pragma unroll
-                        for (int q = 0; q < N / 2; q++) {
-                            const float4 s = scales[q * 4];
-                            const float scale[4] = {s.x, s.y, s.z, s.w};
+                    for (int q = 0; q < N / 2; q++) {
+                        const float4 s = scales[q * 4];
+                        const float scale[4] = {s.x, s.y, s.z, s.w};
 #pragma unroll
-                            for (int c = 0; c < 8; c++) {
-                                const int n = 2 * q + (c >> 2);
-                                const float v = accumulators[n][c & 3] * scale[(c >> 2) * 2 + (c & 1)];
-                                totals[n][c & 3] = k + i - first < tiles_per_slice ? v : totals[n][c & 3] + v;
-                            }
+                        for (int c = 0; c < 8; c++) {
+                            const int n = 2 * q + (c >> 2);
+                            totals[n][c & 3] += accumulators[n][c & 3] * scale[(c >> 2) * 2 + (c & 1)];
                         }
                     }
                 }
                 __syncwarp();
-                if (lane == 0) mbarrier_arrive(smem_address(empty + state.stage));
+                if (lane == 0) mbarrier_arrive(is_read);
+                if (!OVERLAPS && k + STAGE_TILES < stop) {
+                    begin_stage();
+                    dequantize(0);
+                }
             }
             // Epilogue.
             const WorkItem v = find(SPLIT ? item : state.item(k_tiles) - (int) gridDim.x);
             if (SPLIT && v.slice >= 0 && !add_slices(split, v, totals)) continue;
-            const int column = 2 * t, count = v.count - column, tile = v.tile + warp;
+            const int column = 2 * (lane & 3), count = v.count - column, tile = v.tile + warp;
             const float scale = tile * 16 < v.rows ? row_tile_scales(v.w, v.rows, k_tiles)[tile] : 0.0f;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -279,13 +323,17 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                 if (row >= v.rows) continue;
                 float *y = v.y + row;
                 if (!SCATTER) y += (u64) column * v.rows;
+                auto store = [&](auto exists) {
 #pragma unroll
-                for (int n = 0; n < 2 * N; n++) {
-                    const int next = n / 2 * 8 + n % 2;
-                    if (next < count)
-                        y[(u64) (SCATTER ? v.pairs[column + next] : next) * v.rows] =
-                            totals[n / 2][i * 2 + n % 2] * scale;
-                }
+                    for (int n = 0; n < 2 * N; n++) {
+                        const int next = n / 2 * 8 + n % 2;
+                        if (exists(next))
+                            y[(u64) (SCATTER ? v.pairs[column + next] : next) * v.rows] =
+                                totals[n / 2][i * 2 + n % 2] * scale;
+                    }
+                };
+                if (!SCATTER && v.count >= ROWS) store([](int) { return true; });
+                else store([&](int next) { return next < count; });
             }
         }
     }
