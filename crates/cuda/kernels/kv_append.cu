@@ -130,8 +130,8 @@ KERNEL kv_append(u8 *keys, u8 *values, const float *k, const float *v, Batch bat
     else store_kv<true>(values, to, index, c, head_dim, v[i]);
 }
 
-// `norm_rope` and `rms_norm` of elementwise.cu and `kv_append` fused, for heads that do not depend on each other. Block
-// (row, head), jobs one after the other.
+// `norm_rope` and `rms_norm` of elementwise.cu and `kv_append` fused, for heads that do not depend on each other: jobs
+// one after the other.
 struct HeadJobs {
     const float *x[3], *weight[3];
     float *y[3];  // null: not stored
@@ -143,55 +143,141 @@ struct HeadJobs {
     int head_dim, offset, pairs, group;
     float eps;
 };
+#define ROTATED_KINDS ((KEY_ROTATION ? 4 : 0) | (VALUE_ROTATION ? 8 : 0)) // whose groups of columns are rotated
+// One head of a row.
+struct HeadJob {
+    const float *x, *weight; // the head, and the weight of its norm
+    float *y;
+    int kind, pairs; // pairs of columns that are rotated by position
+    u64 page_of_head;
+    u32 index, page; // row of the KV cache, and its page or NO_PAGE
+    // Head number `all` of all jobs' heads.
+    DEVICE HeadJob(const HeadJobs &a, int row, int all) {
+        x = a.x[0];
+        weight = a.weight[0];
+        y = a.y[0];
+        kind = a.kind[0];
+        int first = 0, heads = a.first[1];
+#pragma unroll
+        for (int i = 1; i < 3; i++)
+            if (all >= a.first[i]) {
+                x = a.x[i];
+                weight = a.weight[i];
+                y = a.y[i];
+                kind = a.kind[i];
+                first = a.first[i];
+                heads = a.first[i + 1] - first;
+            }
+        const u64 at = ((u64) row * heads + all - first) * a.head_dim;
+        x += at;
+        if (y) y += at;
+        pairs = kind & 2 ? a.pairs : 0;
+        index = a.batch.at(row);
+        const bool is_stored = kind & 12 && index != NO_ROW;
+        page = is_stored ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
+        page_of_head = (u64) page * heads + all - first;
+    }
+    // Stores column `c`; in groups that are rotated, to `turned` in shared memory, for `store_groups`.
+    DEVICE void store(const HeadJobs &a, float *turned, int c, float v) const {
+        if (y) y[c] = v;
+        if (page == NO_PAGE) return;
+        if (kind & ROTATED_KINDS) turned[c] = v;
+        if constexpr (!KEY_ROTATION)
+            if (kind & 4) store_kv<false>(a.keys, page_of_head, index, c, a.head_dim, v);
+        if constexpr (!VALUE_ROTATION)
+            if (kind & 8) store_kv<true>(a.values, page_of_head, index, c, a.head_dim, v);
+    }
+    DEVICE bool has_groups() const { return kind & ROTATED_KINDS && page != NO_PAGE; }
+    // Stores the groups that start at the warp's columns; `c` is the lane's.
+    DEVICE void store_groups(const HeadJobs &a, const float *turned, int c) const {
+        const int e = a.head_dim;
+        if constexpr (KEY_ROTATION > 0)
+            if (kind & 4)
+                store_rotated<false>(a.keys + page_of_head * kv_page_bytes<false>(e), e, index % PAGE_ROWS, c, turned);
+        if constexpr (VALUE_ROTATION > 0)
+            if (kind & 8)
+                store_rotated<true>(a.values + page_of_head * kv_page_bytes<true>(e), e, index % PAGE_ROWS, c, turned);
+    }
+};
+// Block (row, head).
 KERNEL __launch_bounds__(256) norm_rope_append(HeadJobs a) {
     extern __shared__ float head[];
     __shared__ float partials[32];
     pdl_launch();
-    const int row = blockIdx.x / a.first[3], all = blockIdx.x % a.first[3], e = a.head_dim;
-    const float *x = a.x[0], *weight = a.weight[0];
-    float *y = a.y[0];
-    int kind = a.kind[0], first = 0, heads = a.first[1];
-#pragma unroll
-    for (int i = 1; i < 3; i++)
-        if (all >= a.first[i]) {
-            x = a.x[i];
-            weight = a.weight[i];
-            y = a.y[i];
-            kind = a.kind[i];
-            first = a.first[i];
-            heads = a.first[i + 1] - first;
-        }
-    const u64 at = ((u64) row * heads + all - first) * e;
-    const RowFragment w = load_optional_row(weight, e);
+    const int row = blockIdx.x / a.first[3], e = a.head_dim;
+    const HeadJob job(a, row, blockIdx.x % a.first[3]);
+    const RowFragment w = load_optional_row(job.weight, e);
     RopeAngles angles;
-    angles.compute(a.batch.position(row), a.frequencies, e, a.offset, kind & 2 ? a.pairs : 0);
-    const u32 index = a.batch.at(row);
-    const bool is_stored = kind & 12 && index != NO_ROW;
-    const u32 page = is_stored ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
+    angles.compute(a.batch.position(row), a.frequencies, e, a.offset, job.pairs);
     pdl_wait();
-    RowFragment k = load_row(x + at, e);
-    if (kind & 1) rms_norm_row(k, e, a.eps, w, weight, partials);
+    RowFragment k = load_row(job.x, e);
+    if (job.kind & 1) rms_norm_row(k, e, a.eps, w, job.weight, partials);
     store_row(head, e, k);
     __syncthreads();
-    const u64 to = (u64) page * heads + all - first;
     // Groups of columns are of several warps, and go by way of shared memory.
-    constexpr int ROTATED = (KEY_ROTATION ? 4 : 0) | (VALUE_ROTATION ? 8 : 0);
     float *turned = head + e;
-    angles.apply(head, e, a.offset, kind & 2 ? a.pairs : 0, [&](int c, float v) {
-        if (y) y[at + c] = v;
-        if (page == NO_PAGE) return;
-        if (kind & ROTATED) turned[c] = v;
-        if constexpr (!KEY_ROTATION)
-            if (kind & 4) store_kv<false>(a.keys, to, index, c, e, v);
-        if constexpr (!VALUE_ROTATION)
-            if (kind & 8) store_kv<true>(a.values, to, index, c, e, v);
-    });
-    if (!(kind & ROTATED) || page == NO_PAGE) return;
+    angles.apply(head, e, a.offset, job.pairs, [&](int c, float v) { job.store(a, turned, c, v); });
+    if (!job.has_groups()) return;
     __syncthreads();
-    for (int c = threadIdx.x; c < e; c += blockDim.x) {
-        if constexpr (KEY_ROTATION > 0)
-            if (kind & 4) store_rotated<false>(a.keys + to * kv_page_bytes<false>(e), e, index % PAGE_ROWS, c, turned);
-        if constexpr (VALUE_ROTATION > 0)
-            if (kind & 8) store_rotated<true>(a.values + to * kv_page_bytes<true>(e), e, index % PAGE_ROWS, c, turned);
+    for (int c = threadIdx.x; c < e; c += blockDim.x) job.store_groups(a, turned, c);
+}
+#if HEAD_COLUMNS > 0 && HEAD_COLUMNS % 64 == 0
+// The same for many rows: a block a row, whose sines and cosines are computed once, and a warp a head at a time, two
+// neighboring columns of each 64 a lane. Sums of squares are those of `rms_norm_row` by a block a head.
+KERNEL __launch_bounds__(32 * HEAD_WARPS) norm_rope_append_rows(HeadJobs a) {
+    constexpr int E = HEAD_COLUMNS, TILES = E / 64;
+    extern __shared__ float smem[];
+    pdl_launch();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.x;
+    float2 *angles = (float2 *) smem; // sine and cosine of each pair
+    float *head = smem + 2 * a.pairs + warp * (ROTATED_KINDS ? 2 * E : E), *turned = head + E;
+    for (int j = threadIdx.x; j < a.pairs; j += blockDim.x)
+        rope_sin_cos(a.batch.position(row), a.frequencies, a.pairs, j, angles[j].x, angles[j].y);
+    __syncthreads();
+    pdl_wait();
+#pragma unroll 1
+    for (int all = warp; all < a.first[3]; all += HEAD_WARPS) {
+        const HeadJob job(a, row, all);
+        float2 v[TILES];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) v[i] = *(const float2 *) (job.x + i * 64 + 2 * lane);
+        if (job.kind & 1) {
+            float sums = 0.0f;
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                const float sum = warp_sum(fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, 0.0f)));
+                if (lane == i) sums = sum;
+            }
+            const float inverse = inverse_rms(warp_sum(sums), E, a.eps);
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                v[i].x *= inverse;
+                v[i].y *= inverse;
+                if (!job.weight) continue;
+                const float2 w = *(const float2 *) (job.weight + i * 64 + 2 * lane);
+                v[i].x *= w.x;
+                v[i].y *= w.y;
+            }
+        }
+        __syncwarp(); // nobody reads the head before
+#pragma unroll
+        for (int i = 0; i < TILES; i++) *(float2 *) (head + i * 64 + 2 * lane) = v[i];
+        __syncwarp();
+#pragma unroll 2
+        for (int c = lane; c < E; c += 32) {
+            const bool second = RopeAngles::is_second(c, a.offset, job.pairs);
+            float v = head[c];
+            if (second || c < job.pairs) {
+                const float2 of = angles[second ? c - a.offset : c];
+                const float other = second ? head[c - a.offset] : -head[c + a.offset];
+                v = fmaf(other, of.x, v * of.y);
+            }
+            job.store(a, turned, c, v); // by all lanes together
+        }
+        if (!job.has_groups()) continue;
+        __syncwarp();
+#pragma unroll 1
+        for (int c = lane; c < E; c += 32) job.store_groups(a, turned, c);
     }
 }
+#endif

@@ -44,6 +44,9 @@ pub(crate) const PAGE_UNIT_KEYS: usize = 2048;
 /// Columns of a head that a block of `attention_merge` takes.
 pub(crate) const MERGE_COLUMNS: usize = 128;
 
+/// Warps of a block of `norm_rope_append_rows`.
+pub(crate) const HEAD_WARPS: usize = 8;
+
 /// Rows whose convolution is one block's in the delta rule, where one kernel does not take them all.
 pub(crate) const CHUNK_ROWS: usize = 32;
 
@@ -72,6 +75,7 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
             ("SPLIT_KEYS", SPLIT_KEYS),
             ("PAGE_UNIT_KEYS", PAGE_UNIT_KEYS),
             ("MERGE_COLUMNS", MERGE_COLUMNS),
+            ("HEAD_WARPS", HEAD_WARPS),
         ],
         "delta" => vec![
             ("CHUNK_ROWS", CHUNK_ROWS),

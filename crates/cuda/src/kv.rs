@@ -2,10 +2,12 @@
 
 use crate::args::{Activations, Address, Args, HeadJobs};
 use crate::attention::{Prompts, Ring};
+use crate::constants::HEAD_WARPS;
 use crate::elementwise::threads;
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::memory::Block;
+use crate::pack::TILE;
 use crate::record::Bound;
 use crate::{Cuda, Kernel};
 use backend::{Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS};
@@ -71,7 +73,7 @@ pub(crate) fn format_defines(format: KvFormat) -> [(&'static str, usize); 6] {
 /// A kernel for pages like these.
 pub(crate) fn kernel(name: &'static str, pages: &Pages) -> Kernel {
     let file = match name {
-        "kv_append" | "norm_rope_append" => "kv_append",
+        "kv_append" | "norm_rope_append" | "norm_rope_append_rows" => "kv_append",
         _ => "attention",
     };
     let mut kernel = Kernel::new(file, name);
@@ -258,17 +260,29 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
         all.x[i] = next();
         all.weight[i] = if job.is_weighted { next() } else { 0 };
         if job.is_normed {
-            all.y[i] = l.address(*outputs.next().expect("an output for each norm"));
+            all.y[i] = l.address_if_read(*outputs.next().expect("an output for each norm"));
         }
     }
     let [rows, _] = l.shape(op.inputs[0]);
-    let grid = Grid {
-        // A head, and what becomes of it before it is rotated in groups.
-        shared: 4 * head_dim * (1 + usize::from(p.rotates())),
-        ..Grid::new(rows * heads, threads(*head_dim))
+    // A head, and what becomes of it before it is rotated in groups.
+    let of_head = 4 * head_dim * (1 + usize::from(p.rotates()));
+    let takes_rows = p.tiles.is_some() && head_dim.is_multiple_of(TILE);
+    let (name, grid) = if takes_rows && rows >= 2 * l.device.driver.sms {
+        let grid = Grid {
+            // Sines and cosines besides.
+            shared: 8 * rope.map_or(0, |r| r.pairs) + HEAD_WARPS * of_head,
+            ..Grid::new(rows, 32 * HEAD_WARPS)
+        };
+        ("norm_rope_append_rows", grid)
+    } else {
+        let grid = Grid {
+            shared: of_head,
+            ..Grid::new(rows * heads, threads(*head_dim))
+        };
+        ("norm_rope_append", grid)
     };
     let args = Args::default().of(&all);
-    l.device.launch(&kernel("norm_rope_append", p), grid, args);
+    l.device.launch(&kernel(name, p), grid, args);
 }
 
 /// Turns results of attention over rotated values at `y` back where they are, `heads` heads in each of `rows` rows, and
