@@ -24,7 +24,8 @@ DEVICE bool blocks_take_pages(const AttentionArgs &a, u32 seq) {
 
 // Merges the partial results of a row's units, MERGE_UNITS of them at a time, rescaled to the largest maximum so far.
 // Block (row, head, MERGE_COLUMNS columns): a thread a column. Sums of rotated values, whose groups of columns a block
-// has whole, are turned back. The block also stores its columns as Activations, where there are whole tiles.
+// has whole, are turned back. The block also stores its columns as Activations, where there are whole tiles; then `y`
+// may be null.
 #define MERGE_UNITS 512
 #define MERGE_AHEAD 32 // units that a thread loads before it adds them
 KERNEL __launch_bounds__(MERGE_COLUMNS) attention_merge(AttentionArgs a, Activations h) {
@@ -93,7 +94,7 @@ KERNEL __launch_bounds__(MERGE_COLUMNS) attention_merge(AttentionArgs a, Activat
                                            true);
         __syncthreads();
     }
-    if (column < a.head_dim) a.y[(u64) head * a.head_dim + column] = merged[threadIdx.x];
+    if (a.y && column < a.head_dim) a.y[(u64) head * a.head_dim + column] = merged[threadIdx.x];
     if (h.stride && warp < MERGE_COLUMNS / 64 && first + 64 * warp < a.head_dim) {
         const float2 v = ((const float2 *) merged)[threadIdx.x];
         store_activation_tile(h, row, (head % a.heads * a.head_dim + first) / 64 + warp, v.x, v.y);

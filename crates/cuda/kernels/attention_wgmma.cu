@@ -30,7 +30,8 @@ DEVICE u64 descriptor(u32 at, u32 along) {
 }
 
 extern __shared__ __align__(128) u8 smem[];
-KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
+// `h`: y as Activations, if they have a stride; then `y` may be null.
+KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h) {
     constexpr int RING_STAGES = STAGES / SHARED_BY, COLUMN_CHUNKS = HEAD_DIM / 128;
     __shared__ u64 full[2 * STAGES];
     u64 *const empty = full + STAGES;
@@ -256,11 +257,38 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
         const int q = tile * 16 + g + 8 * i;
         if (q >= again.count) continue;
         const float of = sum[8 * i];
-        float *y = a.y + ((u64) again.row(q) * a.heads + again.head(q)) * HEAD_DIM + half * 256 + 2 * t;
+        const u64 row = again.row(q);
+        const int column = again.head(q) * HEAD_DIM + half * 256;
+        float *y = a.y + row * a.heads * HEAD_DIM + column + 2 * t;
 #pragma unroll
         for (int c = 0; c < 2; c++)
 #pragma unroll
-            for (int n = 0; n < 16; n++)
-                *(float2 *) (y + c * 128 + n * 8) = make_float2(totals[c][n][2 * i] / of, totals[c][n][2 * i + 1] / of);
+            for (int n = 0; n < 16; n++) {
+                totals[c][n][2 * i] /= of;
+                totals[c][n][2 * i + 1] /= of;
+                if (a.y) *(float2 *) (y + c * 128 + n * 8) = make_float2(totals[c][n][2 * i], totals[c][n][2 * i + 1]);
+            }
+        if (h.stride == 0) continue;
+        // Tiles of 64 columns, as `store_activation_tile` does; four lanes have them.
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                u32 largest = 0;
+#pragma unroll
+                for (int n = part * 8; n < part * 8 + 8; n++)
+                    largest = max(largest,
+                                  __float_as_uint(larger(fabsf(totals[c][n][2 * i]), fabsf(totals[c][n][2 * i + 1]))));
+#pragma unroll
+                for (int o = 1; o < 4; o *= 2) largest = max(largest, __shfl_xor_sync(0xfu << (lane & 28), largest, o));
+                const float up = normalising_scale(__uint_as_float(largest));
+                const int first = column + c * 128 + part * 64;
+                u32 *values = (u32 *) (h.values + row * h.stride + first) + t;
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+                    values[n * 4] = f32_to_f16(totals[c][part * 8 + n][2 * i] * up) |
+                                    (u32) f32_to_f16(totals[c][part * 8 + n][2 * i + 1] * up) << 16;
+                if (t == 0) h.scales[row * (h.stride / 64) + first / 64] = inverse_pow2(up);
+            }
     }
 }

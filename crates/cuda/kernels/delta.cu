@@ -325,12 +325,12 @@ KERNEL __launch_bounds__(THREADS, 1)
         shift_history(d, qkv, seq, c);
 }
 
-// Few rows: `delta_conv`, `delta_rule` and, where `gate` is not null, the norm of heads and gate = activation(gate) n,
+// Few rows: `delta_conv`, `delta_rule` and, where `gate` is not null, the norm of heads and y = activation(gate) n,
 // fused, with their bits. A block computes what it reads of the convolution. Blocks count themselves in `counters`, by
 // value head and by key head: the last of a value head does norms and gates, the last of a key head shifts its history.
 struct GatedNormEpilogue {
-    const float *weight;
-    float *n, *gate;
+    const float *weight, *gate; // no gate: nothing follows
+    float *n, *y;               // may be null, and `y` may be `gate`
     Activations f16;
     float eps;
     int activation;
@@ -449,10 +449,10 @@ KERNEL __launch_bounds__(THREADS, 1)
         for (int i = 0; i < tiles; i++) {
             v[i].x = v[i].x * inverse * w[i].x;
             v[i].y = v[i].y * inverse * w[i].y;
-            *(float2 *) (end.n + at + i * 64) = v[i];
+            if (end.n) *(float2 *) (end.n + at + i * 64) = v[i];
             v[i].x = activate(end.activation, g[i].x) * v[i].x;
             v[i].y = activate(end.activation, g[i].y) * v[i].y;
-            *(float2 *) (end.gate + at + i * 64) = v[i];
+            if (end.y) *(float2 *) (end.y + at + i * 64) = v[i];
             store_activation_tile(end.f16, start + r, head * tiles + i, v[i].x, v[i].y);
         }
     }

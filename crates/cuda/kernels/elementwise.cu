@@ -87,9 +87,10 @@ KERNEL __launch_bounds__(1024, 1)
     if (h.stride) store_row_f16(h, run, k);
 }
 
-// n = rms_norm(x) and gate = activation(gate) n, fused, with runs of whole tiles: a block a run.
-KERNEL __launch_bounds__(1024, 1) rms_norm_glu(const float *x, const float *weight, float *n, float *gate, int width,
-                                               float eps, int f, Activations h) {
+// n = rms_norm(x) and y = activation(gate) n, fused, with runs of whole tiles: a block a run. `n` and `y` may be null,
+// and `y` may be `gate`.
+KERNEL __launch_bounds__(1024, 1) rms_norm_glu(const float *x, const float *weight, float *n, const float *gate,
+                                               float *y, int width, float eps, int f, Activations h) {
     __shared__ float partials[32];
     pdl_launch();
     const u64 run = blockIdx.x;
@@ -98,13 +99,13 @@ KERNEL __launch_bounds__(1024, 1) rms_norm_glu(const float *x, const float *weig
     pdl_wait();
     RowFragment k = load_row(x + run * width, width), g = load_row(gate + run * width, width);
     rms_norm_row(k, width, eps, w, weight, partials);
-    store_row(n + run * width, width, k);
+    if (n) store_row(n + run * width, width, k);
 #pragma unroll
     for (int i = 0; i < PAIRS_PER_THREAD; i++) {
         k.v[i].x = activate(f, g.v[i].x) * k.v[i].x;
         k.v[i].y = activate(f, g.v[i].y) * k.v[i].y;
     }
-    store_row(gate + run * width, width, k);
+    if (y) store_row(y + run * width, width, k);
     for_each_pair([&](int i, int c) {
         if (c < width) store_activation_tile(h, run / runs, (run % runs * width + c) / 64, k.v[i].x, k.v[i].y);
     });

@@ -5,13 +5,13 @@
 //   shared expert, or dense ------+-> RowFragment (registers) --> + residual --> norm epilogue --> f32 and f16
 //   residual ---------------------+
 
-// Outputs of the experts for each pair, the weights of the pairs, and where their weighted sum goes.
+// Outputs of the experts for each pair, and the weights of the pairs.
 struct ExpertOutputs {
     const float *parts, *weights;
-    float *y;
     int top_k;
 };
-#define RANKS_AHEAD 4 // loads under way at once
+// Loads under way at once.
+#define RANKS_AHEAD (__CUDA_ARCH__ >= 900 ? 8 : 4)
 DEVICE RowFragment combine_experts(const ExpertOutputs &p, u64 row, int cols) {
     RowFragment y;
     const float *weight = p.weights + row * p.top_k;
@@ -39,10 +39,9 @@ DEVICE RowFragment combine_experts(const ExpertOutputs &p, u64 row, int cols) {
     });
     return y;
 }
-// An expert that all rows share, its gate for each row, and where its gated output goes.
+// An expert that all rows share, and its gate for each row.
 struct GatedSharedExpert {
     const float *x, *gate;
-    float *gated;
     int activation;
 };
 // `combine`, `gate_rows`, `add` and `add_norm` fused, with their bits: y = experts + gate shared, x = (from + y)
@@ -55,17 +54,15 @@ KERNEL __launch_bounds__(1024, 1) moe_shared_norm(ExpertOutputs m, GatedSharedEx
     if (cluster_blocks() > 1) cluster_sync();
     prefetch_norm_weights(norms, 0, cols);
     pdl_wait();
-    RowFragment y = combine_experts(m, row, cols), k = load_row(g.x + row * cols, cols);
+    RowFragment k = load_row(g.x + row * cols, cols), r = load_row(from + row * cols, cols);
     const float gate = activate(g.activation, g.gate[row]);
+    RowFragment y = combine_experts(m, row, cols);
 #pragma unroll
     for (int i = 0; i < PAIRS_PER_THREAD; i++) {
         k.v[i].x *= gate;
         k.v[i].y *= gate;
     }
-    RowFragment r = load_row(from + row * cols, cols);
-    store_row(g.gated + row * cols, cols, k);
     add_and_scale(y, k, 1.0f);
-    store_row(m.y + row * cols, cols, y);
     const RowFragment w = load_optional_row(norms.weight[0], cols);
     add_and_scale(r, y, factor);
     store_row(x + row * cols, cols, r);
@@ -74,7 +71,6 @@ KERNEL __launch_bounds__(1024, 1) moe_shared_norm(ExpertOutputs m, GatedSharedEx
 // A dense block beside the experts, and the norms of both.
 struct DenseBranch {
     const float *dense, *dense_weight, *own_weight;
-    float *sum, *own;
 };
 // `combine`, the norms of the dense block and of the experts, their sum and `add_norm` fused:
 // x = (from + rms(rms(dense) + rms(experts)) post) factor. A block a row, or a cluster.
@@ -90,24 +86,16 @@ KERNEL __launch_bounds__(1024, 1)
     prefetch_row(post, cols);
     prefetch_norm_weights(norms, 0, cols);
     pdl_wait();
-    RowFragment k = load_row(b.dense + row * cols, cols), y = combine_experts(m, row, cols);
-    store_row(m.y + row * cols, cols, y);
-    {
-        const RowFragment of_dense = load_row(b.dense_weight, cols), of_own = load_row(b.own_weight, cols);
-        float sums[2] = {sum_of_squares(k), sum_of_squares(y)};
-        row_sums(sums, partials);
-        apply_norm(k, inverse_rms(sums[0], cols, eps), of_dense, true);
-        apply_norm(y, inverse_rms(sums[1], cols, eps), of_own, true);
-    }
-    store_row(b.own + row * cols, cols, y);
+    RowFragment k = load_row(b.dense + row * cols, cols), r = load_row(from + row * cols, cols);
+    RowFragment y = combine_experts(m, row, cols);
+    const RowFragment of_dense = load_row(b.dense_weight, cols), of_own = load_row(b.own_weight, cols);
+    float sums[2] = {sum_of_squares(k), sum_of_squares(y)};
+    row_sums(sums, partials);
+    apply_norm(k, inverse_rms(sums[0], cols, eps), of_dense, true);
+    apply_norm(y, inverse_rms(sums[1], cols, eps), of_own, true);
     add_and_scale(k, y, 1.0f);
-    store_row(b.sum + row * cols, cols, k);
-    RowFragment r;
-    {
-        const RowFragment of_sum = load_optional_row(post, cols);
-        r = load_row(from + row * cols, cols);
-        rms_norm_row(k, cols, eps, of_sum, post, partials[2]);
-    }
+    const RowFragment of_sum = load_optional_row(post, cols);
+    rms_norm_row(k, cols, eps, of_sum, post, partials[2]);
     const RowFragment w = load_optional_row(norms.weight[0], cols);
     add_and_scale(r, k, factor);
     store_row(x + row * cols, cols, r);

@@ -140,8 +140,8 @@ DEVICE void rms_norm_row(RowFragment &r, int width, float eps, const RowFragment
     apply_norm(r, inverse_rms(row_sum(sum_of_squares(r), partials), width, eps), weight, has_weight);
 }
 
-// Epilogue of kernels that make a row: norms of it, each with a weight, in f32 and as `Activations`; or, where the
-// first has no weight, the row itself as `Activations`.
+// Epilogue of kernels that make a row: norms of it, each with a weight, in f32 (unless that is null) and as
+// `Activations`; or, where the first has no weight, the row itself as `Activations`.
 #define MAX_NORMS 3
 struct NormEpilogue {
     const float *weight[MAX_NORMS];
@@ -171,7 +171,7 @@ DEVICE void store_norms(const NormEpilogue &norms, u64 row, int cols, const RowF
     for (int i = 1;; i++) {
         RowFragment n = x;
         apply_norm(n, inverse, weight, true);
-        store_row(y + row * cols, cols, n);
+        if (y) store_row(y + row * cols, cols, n);
         store_row_f16(f16, row, n);
         if (i == norms.count) break;
         const bool last = i == MAX_NORMS - 1;
@@ -182,7 +182,8 @@ DEVICE void store_norms(const NormEpilogue &norms, u64 row, int cols, const RowF
 }
 
 // ---- gated linear unit: y = activation(gate) x, also as `Activations`. Rows of `gate` and `x` are so many columns
-// apart. `copy`: where x goes besides, or null. A row is cut into chunks of two columns a thread, a block each.
+// apart. `y` and `copy`, where x goes besides, may be null. A row is cut into chunks of two columns a thread, a block
+// each.
 struct GluArgs {
     const float *gate, *x;
     u64 gate_stride, x_stride;
@@ -198,16 +199,26 @@ DEVICE void for_pair_of_chunk(int chunk, int cols, F f) {
 }
 DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
     for_pair_of_chunk(chunk, a.cols, [&](int c) {
-        float v[2] = {0.0f, 0.0f};
+        const float *gate = a.gate + row * a.gate_stride + c, *x = a.x + row * a.x_stride + c;
+        float *y = a.y ? a.y + row * a.cols + c : nullptr, *copy = a.copy ? a.copy + row * a.cols + c : nullptr;
+        float2 v = make_float2(0.0f, 0.0f);
+        if (c + 1 < a.cols && (((u64) gate | (u64) x | (u64) y | (u64) copy) & 7) == 0) {
+            const float2 g = *(const float2 *) gate, own = *(const float2 *) x;
+            v = make_float2(activate(a.activation, g.x) * own.x, activate(a.activation, g.y) * own.y);
+            if (y) *(float2 *) y = v;
+            if (copy) *(float2 *) copy = own;
+        } else {
+            float *const to[2] = {&v.x, &v.y};
 #pragma unroll
-        for (int j = 0; j < 2; j++)
-            if (c + j < a.cols) {
-                const float x = a.x[row * a.x_stride + c + j];
-                v[j] = activate(a.activation, a.gate[row * a.gate_stride + c + j]) * x;
-                a.y[row * a.cols + c + j] = v[j];
-                if (a.copy) a.copy[row * a.cols + c + j] = x;
-            }
-        store_activation_tile(a.f16, row, c / 64, v[0], v[1]);
+            for (int j = 0; j < 2; j++)
+                if (c + j < a.cols) {
+                    const float own = x[j];
+                    *to[j] = activate(a.activation, gate[j]) * own;
+                    if (y) y[j] = *to[j];
+                    if (copy) copy[j] = own;
+                }
+        }
+        store_activation_tile(a.f16, row, c / 64, v.x, v.y);
     });
 }
 

@@ -193,11 +193,10 @@ kernel_structs! {
         n_rows: i32,
     }
 
-    /// Outputs of the experts for each pair, and where their weighted sum goes.
+    /// Outputs of the experts for each pair, and the weights of pairs.
     ExpertOutputs {
         parts: Address,
         weights: Address,
-        y: Address,
         top_k: i32,
     }
 
@@ -205,7 +204,6 @@ kernel_structs! {
     GatedSharedExpert {
         x: Address,
         gate: Address,
-        gated: Address,
         activation: i32,
     }
 
@@ -214,8 +212,6 @@ kernel_structs! {
         dense: Address,
         dense_weight: Address,
         own_weight: Address,
-        sum: Address,
-        own: Address,
     }
 
     /// Norms of heads, their rotary embedding, and which of them become keys and values.
@@ -270,8 +266,9 @@ kernel_structs! {
     /// The norm of heads and the gate that follow the gated delta rule.
     GatedNormEpilogue {
         weight: Address,
-        n: Address,
         gate: Address,
+        n: Address,
+        y: Address,
         f16: Activations,
         eps: f32,
         activation: i32,

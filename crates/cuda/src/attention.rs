@@ -189,7 +189,9 @@ impl Cut {
 
 /// Whether attention of `rows` can write the f16 copy of its result.
 pub(crate) fn writes_f16(p: &Pages, attention: &Attention, rows: &Rows) -> bool {
-    Cut::new(p, attention, rows.n, rows.ahead).is_split && p.spec.head_dim.is_multiple_of(TILE)
+    let is_split = Cut::new(p, attention, rows.n, rows.ahead).is_split;
+    let is_turned = p.spec.format.v.rotation.is_some();
+    p.spec.head_dim.is_multiple_of(TILE) && (is_split || is_turned || p.prompts.is_some())
 }
 
 /// Launches attention.
@@ -207,7 +209,12 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     let cut = Cut::new(p, &attention, rows.n, rows.ahead);
     let bytes = if cut.is_split { cut.bytes } else { 0 };
     let partials = l.device.arena.buffer(bytes);
-    let (q, y) = (l.address(op.inputs[0]), l.address(op.outputs[0]));
+    let (q, y) = (l.address(op.inputs[0]), op.outputs[0]);
+    // Other kernels write `y` in any case.
+    let y = match cut.is_split || p.prompts.is_some() {
+        true => l.address_if_read(y),
+        false => l.address(y),
+    };
     let args = AttentionArgs {
         q,
         keys: p.keys.address,
@@ -236,7 +243,7 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
         step.launch_splits();
         step.launch_merge(&f16);
     } else {
-        step.launch_whole();
+        step.launch_whole(&f16);
         if let Some(rotation) = p.spec.format.v.rotation {
             let shape = [rows.n, attention.heads, p.spec.head_dim];
             undo_rotations(l.device, rotation, y, &f16, shape);
@@ -320,14 +327,14 @@ impl Step<'_> {
         self.device.launch(&kernel, grid, args);
     }
 
-    /// Launches what computes each row's result in one go.
-    fn launch_whole(&self) {
+    /// Launches what computes each row's result in one go, and an f16 copy if warpgroups do.
+    fn launch_whole(&self, f16: &Activations) {
         let (head_dim, most) = (self.pages.spec.head_dim, self.device.driver.shared);
         let ring = self.pages.ring.and_then(|r| r.shared_all(head_dim, most));
         if let Some(prompts) = self.pages.prompts {
             let grid = self.grid(prompts.queries, 0, 384, prompts.shared);
             let kernel = prompts_kernel(prompts, self.pages);
-            let args = Args::default().of(&self.args);
+            let args = Args::default().of(&self.args).of(f16);
             self.device.launch(&kernel, grid, args);
         } else if let Some(shared) = ring {
             let grid = self.grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);

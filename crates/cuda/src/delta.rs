@@ -248,9 +248,10 @@ impl Step<'_> {
         let args = self.gates().into_iter().fold(self.inputs(), Args::ptr);
         let epilogue = gate.map(|(eps, activation)| args::GatedNormEpilogue {
             weight: self.at(6),
-            n: l.address(op.outputs[1]),
+            gate: self.at(7),
+            n: l.address_if_read(op.outputs[1]),
+            y: l.reuse_if_read(op.inputs[7], op.outputs[2]),
             f16: l.f16_written(op, op.outputs[2]),
-            gate: l.in_place(op.inputs[7], op.outputs[2]),
             eps,
             activation: number(activation) as i32,
         });

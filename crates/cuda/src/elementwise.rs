@@ -215,8 +215,9 @@ fn norm_glu(l: &Launch<'_>, op: &Op) -> Call {
         } else {
             0
         })
-        .ptr(l.address(n))
-        .ptr(l.in_place(gate, y))
+        .ptr(l.address_if_read(n))
+        .ptr(l.address(gate))
+        .ptr(l.reuse_if_read(gate, y))
         .int(width)
         .float(eps)
         .int(number(activation))
@@ -288,7 +289,7 @@ pub(crate) fn glu_args(
         x: x_at,
         gate_stride: cols as u64,
         x_stride: l.shape(x)[1] as u64,
-        y: l.reuse(gate, y),
+        y: l.reuse_if_read(gate, y),
         copy,
         cols: cols as i32,
         activation: number(activation) as i32,
@@ -375,11 +376,9 @@ pub(crate) fn residual_norm(l: &Launch<'_>, op: &Op) {
     let at = |i: usize| l.address(op.inputs[i]);
     let (x, sum) = (op.inputs[0], op.outputs[0]);
     let [rows, cols] = l.shape(sum);
-    let scratch = || l.scratch(4 * rows * cols);
     let experts = |top_k: usize| ExpertOutputs {
         parts: at(1),
         weights: at(2),
-        y: scratch(),
         top_k: top_k as i32,
     };
     // Everything before the norms' weights.
@@ -388,7 +387,7 @@ pub(crate) fn residual_norm(l: &Launch<'_>, op: &Op) {
     let mut epilogue = NormEpilogue::default();
     for i in 0..norms {
         epilogue.weight[i] = at(terms + i);
-        epilogue.y[i] = l.address(op.outputs[1 + i]);
+        epilogue.y[i] = l.address_if_read(op.outputs[1 + i]);
         epilogue.f16[i] = l.f16_output(op, op.outputs[1 + i]);
     }
     epilogue.count = norms as i32;
@@ -406,7 +405,6 @@ pub(crate) fn residual_norm(l: &Launch<'_>, op: &Op) {
             let shared = GatedSharedExpert {
                 x: at(3),
                 gate: at(4),
-                gated: scratch(),
                 activation: number(activation) as i32,
             };
             let args = Args::default().of(&experts(top_k)).of(&shared);
@@ -418,8 +416,6 @@ pub(crate) fn residual_norm(l: &Launch<'_>, op: &Op) {
                 dense: at(3),
                 dense_weight: at(4),
                 own_weight: at(5),
-                sum: scratch(),
-                own: scratch(),
             };
             let args = Args::default().of(&experts(top_k)).of(&branch);
             let args = args.ptr(at(0)).ptr(l.reuse(x, sum)).ptr(post);

@@ -49,11 +49,7 @@ impl fusion::Device for Abilities<'_> {
     }
 
     fn reads_f16(&self, weights: Operand) -> bool {
-        match &self.bound[weights.0 as usize] {
-            Bound::Weights(w) => w.tiles().is_some_and(|tiles| !tiles.is_rotated()),
-            Bound::Experts { table, .. } => table.reads_f16(),
-            _ => false,
-        }
+        reads_f16(&self.bound[weights.0 as usize])
     }
 
     fn gates_beside_experts(&self, rows: usize) -> bool {
@@ -88,6 +84,14 @@ pub(crate) fn launch(device: &Device, mut list: OpList, cells: Vec<Arc<Cell>>, b
             .chain(op.makes())
             .for_each(|v| last[v.0 as usize] = at);
     }
+    let mut read = vec![false; list.n_values()];
+    let of_ops = list.ops.iter().flat_map(|op| {
+        let only_copy = usize::from(reads_only_copy(op, bound));
+        op.inputs.iter().skip(only_copy).copied()
+    });
+    for value in of_ops.chain(list.kept()) {
+        read[value.0 as usize] = true;
+    }
     let mut cells: Vec<Option<Arc<Cell>>> = cells.into_iter().map(Some).collect();
     cells.resize_with(list.n_values(), || None);
     for op in &list.ops {
@@ -108,6 +112,7 @@ pub(crate) fn launch(device: &Device, mut list: OpList, cells: Vec<Arc<Cell>>, b
         cells,
         bound,
         last,
+        read,
         at: 0,
         unread: RefCell::default(),
     };
@@ -124,6 +129,27 @@ pub(crate) fn launch(device: &Device, mut list: OpList, cells: Vec<Arc<Cell>>, b
     }
 }
 
+/// Whether matrices with `operand` read the f16 copy of their input.
+fn reads_f16(operand: &Bound) -> bool {
+    match operand {
+        Bound::Weights(w) => w.tiles().is_some_and(|tiles| !tiles.is_rotated()),
+        Bound::Experts { table, .. } => table.reads_f16(),
+        _ => false,
+    }
+}
+
+/// Whether `op` reads of its first input nothing but the f16 copy.
+fn reads_only_copy(op: &Op, bound: &[Bound]) -> bool {
+    let reads_f16 = |of: &Operand| reads_f16(&bound[of.0 as usize]);
+    match &op.kind {
+        Kind::ToF16 => false,
+        Kind::Product { weights } => weights.iter().all(reads_f16),
+        Kind::ChosenProduct { weights } => reads_f16(weights),
+        Kind::Experts { experts, .. } | Kind::ExpertsBeside { experts, .. } => reads_f16(experts),
+        _ => false,
+    }
+}
+
 /// The launch of one op.
 pub(crate) struct Launch<'a> {
     pub(crate) device: &'a Device,
@@ -132,6 +158,8 @@ pub(crate) struct Launch<'a> {
     bound: &'a [Bound],
     /// The op that reads or makes each value last.
     last: Vec<usize>,
+    /// Whether an op, or the host, reads each value: products read f16 copies instead.
+    read: Vec<bool>,
     at: usize,
     /// Memory that only the op's own kernels use.
     unread: RefCell<Vec<Arc<Cell>>>,
@@ -156,7 +184,26 @@ impl Launch<'_> {
 
     /// Where the values of `x` lie, or are to lie.
     pub(crate) fn address(&self, x: Value) -> Address {
+        let is_input = self.list.ops[self.at].inputs.contains(&x);
+        let is_stored = !is_input || self.read[x.0 as usize];
+        assert!(is_stored, "of {x:?} there is but the f16 copy");
         self.cell(x).address(&self.device.arena)
+    }
+
+    /// Where the values of `y` are to lie, which the op makes: 0 if nobody reads more than their f16 copy.
+    pub(crate) fn address_if_read(&self, y: Value) -> Address {
+        match self.read[y.0 as usize] {
+            true => self.address(y),
+            false => 0,
+        }
+    }
+
+    /// As [`Launch::reuse`], or 0 if nobody reads more of `y` than its f16 copy.
+    pub(crate) fn reuse_if_read(&self, x: Value, y: Value) -> Address {
+        match self.read[y.0 as usize] {
+            true => self.reuse(x, y),
+            false => 0,
+        }
     }
 
     /// Where `y` is to lie, whose kernel finds `x` there: the memory of `x`, if nobody reads
@@ -217,14 +264,6 @@ impl Launch<'_> {
         let activations = copy.activations(&self.device.arena);
         self.unread.borrow_mut().push(copy);
         activations
-    }
-
-    /// `bytes` of memory that its kernel uses, or writes and nobody reads.
-    pub(crate) fn scratch(&self, bytes: usize) -> Address {
-        let cell = Cell::bytes(bytes);
-        let address = cell.address(&self.device.arena);
-        self.unread.borrow_mut().push(cell);
-        address
     }
 
     /// What `operand` is.

@@ -193,11 +193,6 @@ impl Cell {
         Cell::with([rows, cols], rows * (2 * padded + padded / 16), None)
     }
 
-    /// Memory of no shape.
-    pub(crate) fn bytes(bytes: usize) -> Arc<Self> {
-        Cell::with([0, 0], bytes, None)
-    }
-
     fn with(shape: [usize; 2], bytes: usize, buffer: Option<Buffer>) -> Arc<Self> {
         Arc::new(Cell {
             shape,

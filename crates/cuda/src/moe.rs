@@ -55,9 +55,10 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Whether the first product reads activations in f16 as they are, not rotated.
+    /// Whether the first product reads activations in f16 as they are: neither in f32 nor rotated.
     pub(crate) fn reads_f16(&self) -> bool {
-        !self.gate_up.is_rotated()
+        let tiles = self.gate_up.tiles;
+        tiles.is_some_and(|tiles| !tiles.is_rotated())
     }
 }
 
@@ -467,15 +468,16 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
         glu.as_ref(),
     );
     let gate_up = device.arena.buffer(4 * pairs * 2 * inner);
-    let rotated = (!table.reads_f16()).then(|| rotate(device, l.address(x), [n, hidden]));
-    let x_f16 = match &rotated {
-        Some(rotated) => rotated.activations(&device.arena),
-        None => l.f16_input(op),
+    let (x, x_f16) = match table.reads_f16() {
+        true => (0, l.f16_input(op)),
+        false => (l.address(x), Activations::default()),
     };
+    let rotated = (table.gate_up.is_rotated()).then(|| rotate(device, x, [n, hidden]));
+    let rotated = rotated.as_ref().map(|x| x.activations(&device.arena));
     product(
         device,
         &table.gate_up,
-        (l.address(x), &x_f16),
+        (x, &rotated.unwrap_or(x_f16)),
         (gate_up.address, 2 * inner),
         hidden,
         &lists,

@@ -19,7 +19,7 @@ pub(super) struct AttentionCase {
 
 impl AttentionCase {
     /// `new` rows after `old` of one sequence, whose pages lie in reverse.
-    fn run(&self, b: &dyn Backend, old: usize, new: usize, format: KvFormat) -> Tensor {
+    pub(super) fn run(&self, b: &dyn Backend, old: usize, new: usize, format: KvFormat) -> Tensor {
         self.run_with(b, old, new, format, |_, v| v)
     }
 

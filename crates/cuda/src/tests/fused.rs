@@ -1,6 +1,6 @@
 //! Fused ops have the bits of their parts.
 
-use super::attention::format_of;
+use super::attention::{AttentionCase, format_of};
 use super::experts::{experts, matrix, mixture};
 use super::{gpu, noise};
 use crate::Cuda;
@@ -87,6 +87,42 @@ fn gpu_fused_mixtures_have_the_bits_of_their_parts() {
     cuda.finish().unwrap();
 }
 
+/// Experts and matrices that read a norm in f32, as f16 and rotated: what they do not read is not stored.
+#[test]
+fn gpu_products_of_norms_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
+    let b: &dyn Backend = &cuda;
+    for format in ["f32", "bf16", "tq4_1s"].map(|name| quant::format(name).unwrap()) {
+        let experts = experts(&cuda, format, 128, 64);
+        let w = matrix(&cuda, format, 3, [96, 128]);
+        for n in [1, 3, 40, 300] {
+            let up = |seed, cols| cuda.upload(n, cols, &noise(seed, n * cols));
+            let weight = cuda.upload(1, 128, &noise(4, 128));
+            let made = |alone| {
+                let h = cuda.rms_norm(&up(1, 128), Some(&weight), 128, 1e-6);
+                tell(&cuda, alone, &h);
+                let routed = cuda.moe(&h, &up(2, 9), &experts);
+                tell(&cuda, alone, &routed);
+                let h = cuda.rms_norm(&routed, Some(&weight), 128, 1e-6);
+                tell(&cuda, alone, &h);
+                [routed, b.matmul(&h, &w)]
+            };
+            for (what, (a, b)) in ["experts", "a matrix"]
+                .iter()
+                .zip(made(false).iter().zip(&made(true)))
+            {
+                same(
+                    &cuda,
+                    &format!("{n} rows of {what} in {}", format.name),
+                    a,
+                    b,
+                );
+            }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
 #[test]
 fn gpu_fused_rotations_have_the_bits_of_their_parts() {
     let Some(cuda) = gpu() else { return };
@@ -139,49 +175,98 @@ fn gpu_fused_heads_are_stored_with_the_bits_of_their_parts() {
             frequencies: noise(6, head_dim / 2),
             axes: Vec::new(),
         };
-        let (n, table) = (70, 0..2);
-        let x = |seed, heads: usize| {
-            let cols = heads * head_dim;
-            cuda.upload(n, cols, &noise(seed, n * cols))
+        // A block a head, and a block a row.
+        for n in [70, 2 * cuda.device.driver.sms + 1] {
+            assert_heads_are_stored_as_alone(&cuda, &rope, format, n);
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+/// Asserts that queries, keys and values of `n` rows are the same from one kernel as from one for each op.
+fn assert_heads_are_stored_as_alone(cuda: &Cuda, rope: &Rope, format: &str, n: usize) {
+    let (head_dim, pages) = (rope.head_dim, n.div_ceil(backend::PAGE_ROWS));
+    let x = |seed, heads: usize| {
+        let cols = heads * head_dim;
+        cuda.upload(n, cols, &noise(seed, n * cols))
+    };
+    let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
+    let table = 0..pages;
+    let batch = Batch {
+        rows: (0..n as u32).map(Row::text).collect(),
+        seqs: vec![BatchSeq {
+            rows: 0..n,
+            slot: 0,
+            is_new: true,
+            kept: 0,
+            certain: n,
+            tables: vec![table],
+        }],
+        tables: (0..pages as u32).rev().collect(),
+        ..Batch::default()
+    };
+    let stored = |alone| {
+        let mut kv = cuda.kv(KvSpec {
+            pages,
+            rows: pages * backend::PAGE_ROWS,
+            heads: 2,
+            head_dim,
+            format: format_of(format),
+        });
+        let turned = |x: &Tensor| {
+            let y = cuda.rms_norm(x, Some(&weight), head_dim, 1e-6);
+            tell(cuda, alone, &y);
+            let y = cuda.rope(y, rope, &batch);
+            tell(cuda, alone, &y);
+            y
         };
-        let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
-        let batch = Batch {
-            rows: (0..n as u32).map(Row::text).collect(),
-            seqs: vec![BatchSeq {
-                rows: 0..n,
-                slot: 0,
-                is_new: true,
-                kept: 0,
-                certain: n,
-                tables: vec![table],
-            }],
-            tables: vec![1, 0],
-            ..Batch::default()
+        let q = turned(&x(1, 4));
+        let k = turned(&x(2, 2));
+        let v = cuda.rms_norm(&x(3, 2), None, head_dim, 1e-6);
+        tell(cuda, alone, &v);
+        cuda.kv_append(&mut kv, &k, &v, 0, &batch);
+        drop((k, v));
+        let saved: Vec<Vec<u8>> = (0..pages).map(|page| cuda.kv_save(&kv, page)).collect();
+        (saved, cuda.download(&q).into_owned())
+    };
+    assert!(
+        stored(false) == stored(true),
+        "{n} rows with heads of {head_dim} in {format}"
+    );
+}
+
+/// Attention that writes the f16 copy which a product reads, and not what the product does not read.
+#[test]
+fn gpu_products_of_attention_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
+    let b: &dyn Backend = &cuda;
+    // Few rows, whose parts are merged, and many; heads for warpgroups, and others.
+    for (n, head_dim, format) in [
+        (3, 256, "bf16"),
+        (200, 256, "bf16"),
+        (200, 512, "f16"),
+        (200, 128, "bf16"),
+        (200, 256, "q8_0,turbo4"),
+    ] {
+        let case = AttentionCase {
+            heads: 4,
+            kv_heads: 2,
+            head_dim,
+            window: None,
         };
-        let stored = |alone| {
-            let mut kv = cuda.kv(KvSpec {
-                pages: 2,
-                rows: 2 * backend::PAGE_ROWS,
-                heads: 2,
-                head_dim,
-                format: format_of(format),
-            });
-            let turned = |x: &Tensor| {
-                let y = cuda.rms_norm(x, Some(&weight), head_dim, 1e-6);
-                tell(&cuda, alone, &y);
-                let y = cuda.rope(y, &rope, &batch);
-                tell(&cuda, alone, &y);
-                y
-            };
-            let (_q, k) = (turned(&x(1, 4)), turned(&x(2, 2)));
-            let v = cuda.rms_norm(&x(3, 2), None, head_dim, 1e-6);
-            tell(&cuda, alone, &v);
-            cuda.kv_append(&mut kv, &k, &v, 0, &batch);
-            [0, 1].map(|page| cuda.kv_save(&kv, page))
+        let cols = case.heads * head_dim;
+        let w = quant::encode(&quant::BF16, &noise(5, 32 * cols), cols, Scalar::F32);
+        let w = cuda.matrix(&[w.view()]);
+        let product = |alone| {
+            let y = case.run(&cuda, 100, n, format_of(format));
+            tell(&cuda, alone, &y);
+            b.matmul(&y, &w)
         };
-        assert!(
-            stored(false) == stored(true),
-            "heads of {head_dim} in {format}"
+        same(
+            &cuda,
+            &format!("{n} rows, heads of {head_dim} in {format}"),
+            &product(false),
+            &product(true),
         );
     }
     cuda.finish().unwrap();

@@ -148,7 +148,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("attention_decode_pages", 168, 2900),
     ("attention_decode", 232, 5500),
     ("attention_pipelined", 200, 7400),
-    ("attention_wgmma", 168, 6000),
+    ("attention_wgmma", 168, 9000),
     ("attention", 204, 5500),
     ("delta_rule", 112, 2400),
     ("delta_fused", 128, 4000),
@@ -168,7 +168,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
 /// these count before [`BUDGETS`].
 const PACKED_BUDGETS: &[(&str, usize, usize)] = &[
     ("kv_append", 48, 2800),
-    ("norm_rope_append", 56, 3200),
+    ("norm_rope_append", 64, 3200),
     ("attention_decode_pages", 168, 3800),
     ("attention_decode", 232, 6800),
     ("attention_pipelined", 240, 6800),
