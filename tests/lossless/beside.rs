@@ -2,7 +2,7 @@
 //! time as can be, and all texts are those of requests that were alone, plainly decoded. What is
 //! cancelled meanwhile leaves nothing behind.
 
-use cpu::{Cpu, CpuOptions};
+use crate::writing::one_thread;
 use engine::{
     CancelToken, Engine, EngineOptions, Event, Frame, LoadOptions, Probing, Request, Source,
 };
@@ -34,7 +34,7 @@ fn start(model: &str) -> Engine {
         ..LoadOptions::default()
     };
     let source = Source::Folder(repository(model));
-    let backend = Cpu::new(CpuOptions::default()).unwrap();
+    let backend = one_thread();
     let model = engine::load(Arc::new(backend), &source, &options).unwrap();
     let options = EngineOptions {
         tower_share: 1,

@@ -2,10 +2,9 @@
 //! the grid, of every way of sampling.
 
 use crate::subjects::{ALONE, Draft, Subject, prompts, vocab};
-use crate::writing::{Setup, assert_same, write};
+use crate::writing::{Setup, assert_same, best_cpu, write};
 use crate::{samplings, shaped};
 use backend::Backend;
-use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::{Fixed, UpTo};
 use std::sync::Arc;
 
@@ -23,7 +22,7 @@ const HEADS: &[(&str, &str)] = &[
 
 #[test]
 fn speculation_never_changes_a_token_with_any_block_drafter() {
-    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    let cpu: Arc<dyn Backend> = best_cpu();
     assert_lossless_with_blocks(true, &cpu);
 }
 

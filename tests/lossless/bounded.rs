@@ -2,10 +2,9 @@
 
 use crate::samplings;
 use crate::subjects::{Draft, TINY, prompts, vocab};
-use crate::writing::{Setup, assert_same, backend, write};
+use crate::writing::{Setup, assert_same, best_cpu, write};
 use backend::Backend;
 use cache::KvPlan;
-use cpu::Isa;
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::Sampling;
 use speculate::sample::Mirostat;
@@ -13,7 +12,7 @@ use std::sync::Arc;
 
 #[test]
 fn speculation_never_changes_a_token_of_a_text_under_mirostat() {
-    let backend: Arc<dyn Backend> = backend(Isa::available().pop().unwrap(), 2);
+    let backend: Arc<dyn Backend> = best_cpu();
     let ways = [
         (Mirostat::V1, 2.0, 0.1),
         (Mirostat::V1, 1.0, 0.6),

@@ -2,7 +2,7 @@
 //! is the text of a request that was alone, plainly decoded.
 
 use crate::beside::{Tokens, submit};
-use cpu::{Cpu, CpuOptions};
+use crate::writing::one_thread;
 use engine::{
     DraftChoice, Engine, EngineError, EngineOptions, KvMemory, LoadOptions, Model, PAGE_ROWS,
     Probing, Request, Sampling, Source,
@@ -81,7 +81,7 @@ fn options() -> LoadOptions {
 }
 
 fn load(model: &str, options: &LoadOptions) -> Result<Model, EngineError> {
-    let backend = Cpu::new(CpuOptions::default()).unwrap();
+    let backend = one_thread();
     let source = Source::Folder(repository(model));
     engine::load(Arc::new(backend), &source, options)
 }

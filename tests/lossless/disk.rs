@@ -4,10 +4,9 @@
 use crate::reuse::{Drafts, WAYS, next, run};
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, compressed, rotated, speculator};
+use crate::writing::{Setup, Text, best_cpu, compressed, rotated, speculator};
 use backend::Backend;
 use cache::{KvPlan, Namespace};
-use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::saved::file::{FileReader, FileWriter, Head};
 use speculate::saved::{NextPiece, Restored};
@@ -22,7 +21,7 @@ use suites::{Noting, Rng};
 
 #[test]
 fn a_beginning_from_a_file_changes_nothing() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         let mut formats = vec![
             KvPlan::both(&quant::kv::BF16),

@@ -2,8 +2,7 @@
 
 use crate::samplings;
 use crate::subjects::{Draft, TINY, prompts, vocab};
-use crate::writing::{Setup, Text, assert_same, backend, speculator, write};
-use cpu::Isa;
+use crate::writing::{Setup, Text, assert_same, best_cpu, speculator, write};
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::{Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
@@ -16,7 +15,7 @@ const CHUNK: usize = 7;
 
 #[test]
 fn prompt_and_output_fill_the_context_and_no_more() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for (s, &subject) in TINY.iter().enumerate() {
         let long = prompts(200, vocab(subject), s as u64).into_iter();
         let long: Vec<_> = long.filter(|p| p.len() >= CONTEXT).take(6).collect();

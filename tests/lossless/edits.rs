@@ -2,11 +2,10 @@
 //! with speculation and without.
 
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
-use crate::writing::{Setup, Text, assert_same, backend, write};
+use crate::writing::{Setup, Text, assert_same, best_cpu, one_thread, write};
 use crate::{samplings, shaped};
 use backend::Backend;
 use cache::KvPlan;
-use cpu::{Cpu, CpuOptions, Isa};
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::Sampling;
 use speculate::sample::Breakers;
@@ -149,13 +148,8 @@ fn assert_edits_are_the_hosts(
 
 #[test]
 fn edits_on_a_device_make_the_texts_of_the_host() {
-    let host: Arc<dyn Backend> = backend(Isa::available().pop().unwrap(), 2);
-    let options = CpuOptions {
-        threads: 2,
-        ..CpuOptions::default()
-    };
-    let device: Arc<dyn Backend> =
-        Arc::new(Recorder::choosing(Box::new(Cpu::new(options).unwrap())));
+    let host: Arc<dyn Backend> = best_cpu();
+    let device: Arc<dyn Backend> = Arc::new(Recorder::choosing(Box::new(one_thread())));
     for (s, &subject) in TINY.iter().enumerate() {
         assert_edits_are_the_hosts(s, subject, &device, &host);
     }

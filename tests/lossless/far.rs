@@ -21,7 +21,7 @@ const COLS: usize = 16;
 
 /// The reference, and the CPU with each instruction set that it has.
 fn backends() -> Vec<Arc<dyn Backend>> {
-    let fast = Isa::available().into_iter().map(|isa| backend(isa, 2));
+    let fast = Isa::available().into_iter().map(|isa| backend(isa, 1));
     let reference: Arc<dyn Backend> = Arc::new(Reference);
     std::iter::once(reference).chain(fast).collect()
 }

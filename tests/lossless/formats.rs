@@ -8,7 +8,7 @@ use crate::disk::assert_files_change_nothing;
 use crate::long::{assert_lossless_over_splits, assert_lossless_past_4k};
 use crate::samplings;
 use crate::subjects::{Draft, TRAINED, greedy_prompts};
-use crate::writing::{Setup, assert_same_with_drafts, backend, plan};
+use crate::writing::{Setup, assert_same_with_drafts, backend, best_cpu, plan};
 use backend::Backend;
 use cache::KvPlan;
 use cpu::Isa;
@@ -83,7 +83,7 @@ pub(crate) fn assert_lossless_in_formats(backends: &[Arc<dyn Backend>; 2]) {
 
 #[test]
 fn speculation_never_changes_a_token_of_a_long_context_in_rotated_formats() {
-    let best = backend(*Isa::available().last().unwrap(), 2);
+    let best = best_cpu();
     for (s, &subject) in TRAINED.iter().enumerate().step_by(2) {
         assert_lossless_over_splits(s, subject, &two(), &best);
     }
@@ -91,7 +91,7 @@ fn speculation_never_changes_a_token_of_a_long_context_in_rotated_formats() {
 
 #[test]
 fn speculation_never_changes_a_token_past_4k_tokens_in_compressed_formats() {
-    let best = backend(*Isa::available().last().unwrap(), 2);
+    let best = best_cpu();
     for (target, text) in [
         ("models/tiny-gemma4-e", "turbo4,turbo3,window=q8_0"),
         ("models/tiny-qwen3.5-moe", "q8_0,turbo4"),
@@ -103,7 +103,7 @@ fn speculation_never_changes_a_token_past_4k_tokens_in_compressed_formats() {
 
 #[test]
 fn a_beginning_from_a_file_changes_nothing_in_rotated_formats() {
-    let best = backend(*Isa::available().last().unwrap(), 2);
+    let best = best_cpu();
     for (s, &subject) in TRAINED.iter().enumerate() {
         assert_files_change_nothing(s, subject, &two(), &best);
     }

@@ -3,10 +3,11 @@
 
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
-use crate::writing::{Setup, assert_same, speculator, write, write_groups, write_with};
+use crate::writing::{
+    Setup, assert_same, best_cpu, one_thread, speculator, write, write_groups, write_with,
+};
 use backend::{Backend, Tensor};
 use cache::MemoryFull;
-use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::{Fixed, UpTo};
 use speculate::draft::{DraftRequest, DraftState, TargetView};
 use speculate::length::{CostOf, CostPoint, Costs};
@@ -17,7 +18,7 @@ use suites::Recorder;
 
 #[test]
 fn drafts_in_one_go_are_those_of_single_steps() {
-    let cpu = || Box::new(Cpu::new(CpuOptions::default()).unwrap());
+    let cpu = || Box::new(one_thread());
     assert_same_guesses(
         &(Arc::new(Recorder::new(cpu())) as _),
         &(Arc::new(Recorder::chaining(cpu())) as _),
@@ -63,7 +64,7 @@ pub(crate) fn assert_same_guesses(single: &Arc<dyn Backend>, chaining: &Arc<dyn 
 
 #[test]
 fn a_head_that_rested_guesses_what_one_guesses_that_read_on() {
-    let backend: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    let backend: Arc<dyn Backend> = best_cpu();
     let subject = |name: &str| *TRAINED.iter().find(|s| s.target.ends_with(name)).unwrap();
     for (name, draft) in [
         ("tiny-qwen3.5", Draft::Head),
@@ -107,14 +108,14 @@ fn a_head_that_rested_guesses_what_one_guesses_that_read_on() {
 
 #[test]
 fn drafts_that_are_cut_where_the_head_is_unsure_change_no_token() {
-    let cpu = || Box::new(Cpu::new(CpuOptions::default()).unwrap());
+    let cpu = || Box::new(one_thread());
     let single: Arc<dyn Backend> = Arc::new(Recorder::new(cpu()));
     assert_cuts_change_nothing(&[single, Arc::new(Recorder::chaining(cpu()))]);
 }
 
 #[test]
 fn a_warm_up_has_steps_of_several_texts_recorded_and_changes_no_token() {
-    let cpu = Box::new(Cpu::new(CpuOptions::default()).unwrap());
+    let cpu = Box::new(one_thread());
     let recorder = Arc::new(Recorder::recording(cpu));
     let backend: Arc<dyn Backend> = recorder.clone();
     let is_wanted = |s: &&Subject| s.target.ends_with("tiny-qwen3.5");

@@ -4,11 +4,10 @@
 use crate::samplings;
 use crate::subjects::{ALONE, Subject};
 use crate::subjects::{prompts, vocab};
-use crate::writing::{backend, write_groups};
+use crate::writing::{best_cpu, write_groups};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::Backend;
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
-use cpu::Isa;
 use models::{ChainedHead, Gemma4Assistant, Qwen35Mtp, load_target};
 use serde_json::{Value, json};
 use speculate::draft::{Assistant, Chained};
@@ -67,7 +66,7 @@ fn assert_lossless(
     n: usize,
     make: impl Fn(&dyn Backend, &dyn models::Target, MemorySize, usize) -> Box<dyn Drafter>,
 ) {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     let subject = Subject {
         target: folder,
         ..ALONE

@@ -2,11 +2,10 @@
 //! room for, write what each writes after a cold start, bit for bit.
 
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, in_turn, speculator, take_turns};
+use crate::writing::{Setup, Text, best_cpu, in_turn, speculator, take_turns};
 use crate::{CONTEXT, samplings};
 use backend::Backend;
 use cache::Namespace;
-use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use suites::Rng;
 
 #[test]
 fn texts_that_outlive_their_places_change_nothing() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_kept_texts_change_nothing(s, subject, &b);
     }
@@ -187,7 +186,7 @@ fn alone(cold: &mut Speculator, prompt: Prompt, options: StreamOptions, chunk: u
 
 #[test]
 fn a_turn_starts_at_the_last_message_however_the_reply_is_written_again() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for &subject in TINY.iter().chain(TRAINED) {
         let setup = Setup {
             draft: Draft::Ngram,

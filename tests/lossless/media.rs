@@ -3,10 +3,12 @@
 
 use crate::samplings;
 use crate::subjects::{ALONE, Draft, Subject};
-use crate::writing::{Setup, Text, backend, oracle, speculator, write_groups};
+use crate::writing::{
+    Setup, Text, backend, best_cpu, one_thread, oracle, speculator, write_groups,
+};
 use backend::Backend;
 use cache::KvPlan;
-use cpu::{Cpu, CpuOptions, Isa};
+use cpu::Isa;
 use models::{
     ChainedHead, Eagle3, Frames, MediaTokens, Qwen35Mtp, Tower, encode, load_target, load_tower,
 };
@@ -295,7 +297,7 @@ pub(crate) fn assert_media_change_nothing(
 
 #[test]
 fn a_second_question_about_a_picture_or_a_clip_reuses_its_rows_and_changes_nothing() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     let shown = [
         [Picture(0), Picture(1), Picture(2)],
         [Clip(0), Clip(1), Clip(2)],
@@ -362,9 +364,7 @@ fn a_second_question_about_a_picture_or_a_clip_reuses_its_rows_and_changes_nothi
 /// What the draft head of `subject` makes of a prompt with a picture and writes after it; the notes
 /// of its rows, by name.
 fn head_rows(subject: Subject, draft: Draft, prompt: &Prompt, name: &str) -> (Vec<Vec<f32>>, Text) {
-    let recorder = Arc::new(Recorder::new(Box::new(
-        Cpu::new(CpuOptions::default()).unwrap(),
-    )));
+    let recorder = Arc::new(Recorder::new(Box::new(one_thread())));
     let b: Arc<dyn Backend> = recorder.clone();
     let setup = Setup {
         draft,
@@ -383,7 +383,7 @@ fn head_rows(subject: Subject, draft: Draft, prompt: &Prompt, name: &str) -> (Ve
 fn draft_heads_read_the_embeddings_that_the_target_reads() {
     let (gemma, qwen) = (SEEING[0], SEEING[1]);
     // Positions too: the MTP head turns by the target's, an EAGLE-3 head knows no grid.
-    let b = backend(*Isa::available().last().unwrap(), 1);
+    let b = best_cpu();
     let open = |folder: &str| Checkpoint::open(&repository(folder)).unwrap();
     let (checkpoint, eagle3) = (open(qwen.target), open(qwen.eagle3.unwrap()));
     let target = load_target(&*b, &checkpoint).unwrap();
@@ -395,7 +395,7 @@ fn draft_heads_read_the_embeddings_that_the_target_reads() {
         (qwen, Draft::Eagle3, "draft.layers.0.out"),
         (gemma, Draft::Eagle3, "draft.layers.0.out"),
     ] {
-        let b = backend(*Isa::available().last().unwrap(), 1);
+        let b = best_cpu();
         let checkpoint = Checkpoint::open(&repository(subject.target)).unwrap();
         let target = load_target(&*b, &checkpoint).unwrap();
         let mut painter = Painter::new(subject, &b);

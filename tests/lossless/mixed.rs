@@ -3,9 +3,8 @@
 
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, prompts, vocab};
-use crate::writing::{Setup, Text, backend, speculator};
+use crate::writing::{Setup, Text, best_cpu, speculator};
 use backend::Backend;
-use cpu::Isa;
 use speculate::{Accept, DraftLength, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
 use suites::finish;
@@ -25,7 +24,7 @@ const WIDTH: usize = 2 * WISHES.len();
 
 #[test]
 fn what_one_stream_asks_of_speculation_changes_no_other() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     let mut parted = 0;
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         parted += assert_mixed_batches_hold(s, subject, &b);

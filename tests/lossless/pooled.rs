@@ -2,16 +2,15 @@
 //! preemption.
 
 use crate::subjects::{Draft, Subject, TRAINED, prompts, vocab};
-use crate::writing::{Setup, backend, speculator};
+use crate::writing::{Setup, best_cpu, speculator};
 use backend::Backend;
-use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Pooling, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::Arc;
 
 #[test]
 fn vectors_depend_on_nothing_but_their_text() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for &subject in TRAINED {
         assert_vectors_hold(subject, &b);
     }

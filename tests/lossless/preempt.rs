@@ -4,9 +4,8 @@
 use crate::constrained::Pattern;
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, prompts, vocab};
-use crate::writing::{Setup, Text, backend, in_turn, speculator, take_turns};
+use crate::writing::{Setup, Text, best_cpu, in_turn, speculator, take_turns};
 use backend::Backend;
-use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Accept, Sampling, Speculator, Stats, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
@@ -21,7 +20,7 @@ const AWAY: usize = 2;
 
 #[test]
 fn preempted_streams_write_the_same() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_preemption_changes_nothing(s, subject, &b);
     }

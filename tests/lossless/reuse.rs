@@ -1,10 +1,9 @@
 //! A stream that goes on from what another one has left writes what a fresh one would.
 
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, in_turn, speculator, take_turns};
+use crate::writing::{Setup, Text, best_cpu, in_turn, speculator, take_turns};
 use crate::{CONTEXT, samplings};
 use backend::Backend;
-use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::{Arc, Mutex};
@@ -12,7 +11,7 @@ use suites::{Noting, Rng};
 
 #[test]
 fn a_beginning_that_is_remembered_changes_nothing() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_reuse_changes_nothing(s, subject, &b);
     }

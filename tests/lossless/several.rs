@@ -4,11 +4,10 @@
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{
-    Setup, Text, Written, assert_same, backend, drafters, speculator, take_turns, write,
+    Setup, Text, Written, assert_same, best_cpu, drafters, speculator, take_turns, write,
 };
 use backend::Backend;
 use cache::KvPlan;
-use cpu::Isa;
 use models::load_target;
 use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::{Guesser, Sampling, Speculator, StreamOptions, TopLogprobs};
@@ -26,7 +25,7 @@ const COMBINATIONS: [Draft; 6] = [
 
 #[test]
 fn several_heads_change_no_token() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_several_heads_change_nothing(s, subject, &b);
     }
@@ -77,7 +76,7 @@ pub(crate) fn assert_several_heads_change_nothing(
 
 #[test]
 fn drafters_can_be_replaced() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     assert_drafters_can_be_replaced(&b);
 }
 
@@ -164,7 +163,7 @@ fn a_head_that_may_not_guess_for_a_text_reads_nothing_of_it() {
     use crate::writing::{Text, speculator};
     use speculate::{Guessers, Stream, StreamOptions};
 
-    let b = backend(*Isa::available().last().unwrap(), 1);
+    let b = best_cpu();
     let subject = *TRAINED
         .iter()
         .find(|s| s.target.ends_with("tiny-qwen3.5"))

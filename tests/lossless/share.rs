@@ -2,10 +2,9 @@
 //! each writes after a cold start, bit for bit.
 
 use crate::subjects::{ALONE, Draft, Subject, TINY, TRAINED, vocab};
-use crate::writing::{Setup, Text, backend, in_turn, speculator};
+use crate::writing::{Setup, Text, best_cpu, in_turn, speculator};
 use crate::{CONTEXT, samplings};
 use backend::{Backend, PAGE_ROWS};
-use cpu::Isa;
 use speculate::DraftLength::Fixed;
 use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
@@ -23,7 +22,7 @@ fn shared(speculator: &Speculator, text: &[u32], prompt: &[u32]) -> usize {
 
 #[test]
 fn streams_that_share_a_prefix_write_what_cold_starts_do() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_sharing_changes_nothing(s, subject, &b);
     }
@@ -165,7 +164,7 @@ fn with_picture(tokens: &[u32], hash: u8) -> Prompt {
 
 #[test]
 fn pictures_of_equal_placeholders_share_only_the_rows_before_them() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     let has_head = |s: &&Subject| s.target.ends_with("-dense") && !s.lacks(Draft::Eagle3);
     for &subject in TINY.iter().filter(has_head) {
         let has_state = subject.target.contains("qwen");
@@ -215,7 +214,7 @@ fn pictures_of_equal_placeholders_share_only_the_rows_before_them() {
 
 #[test]
 fn no_chunk_of_a_prompt_cuts_a_span_whose_rows_see_each_other() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     // Rows of its pictures see each other.
     let subject = Subject {
         target: "tests/golden/checkpoints/gemma4-vision-standard",

@@ -3,7 +3,7 @@
 
 use crate::media::{assert_media_change_nothing, write_alone};
 use crate::subjects::{ALONE, Draft, Subject};
-use crate::writing::{Setup, backend, speculator};
+use crate::writing::{Setup, backend, best_cpu, speculator};
 use backend::Backend;
 use cpu::Isa;
 use models::{
@@ -160,7 +160,7 @@ pub(crate) fn assert_sounds_change_nothing(subject: Subject, backends: [&Arc<dyn
 
 #[test]
 fn another_sound_has_another_answer() {
-    let b = backend(*Isa::available().last().unwrap(), 2);
+    let b = best_cpu();
     for &subject in HEARING {
         let mut listener = Listener::new(subject, &b);
         let (before, after) = (listener.text(9), listener.text(6));

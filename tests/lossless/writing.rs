@@ -538,6 +538,21 @@ pub(crate) fn compressed() -> KvPlan {
     pair(["q8_0", "q4_0"])
 }
 
+/// The CPU with its best instructions and one thread. The grids over families vary how many there are; elsewhere
+/// threads that wait for work would only take a core from the test beside.
+pub(crate) fn one_thread() -> Cpu {
+    let options = CpuOptions {
+        threads: 1,
+        ..CpuOptions::default()
+    };
+    Cpu::new(options).unwrap()
+}
+
+/// [`one_thread`], shared.
+pub(crate) fn best_cpu() -> Arc<dyn Backend> {
+    Arc::new(one_thread())
+}
+
 pub(crate) fn backend(isa: Isa, threads: usize) -> Arc<dyn Backend> {
     Arc::new(
         Cpu::new(CpuOptions {
