@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Text with which files of kernels start, in the order in which they need it.
@@ -199,9 +200,11 @@ impl Compiler {
     }
 }
 
-/// Writes whole files only; a cache that cannot be written is none.
+/// Writes whole files only, also if several threads compile the same kernel; a cache that cannot be written is none.
 fn keep(file: &std::path::Path, code: &[u8]) {
-    let part = file.with_extension(format!("{}.part", std::process::id()));
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let part = file.with_extension(format!("{}-{number}.part", std::process::id()));
     let written = file
         .parent()
         .map(std::fs::create_dir_all)

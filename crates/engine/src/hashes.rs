@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
 /// Name of the file in the cache folder.
@@ -104,15 +105,18 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path, limit: u64)
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }
 
-/// Writes `value` beside `file` and puts it in its place, so that another process
-/// never reads half of it. A failure is told to the log: nothing is lost but time.
+/// Writes `value` beside `file` and puts it in its place, so that neither another process nor another
+/// thread reads half of it. A failure is told to the log: nothing is lost but time.
 pub(crate) fn write_json(file: &Path, value: &impl Serialize) {
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let write = || -> std::io::Result<()> {
         let folder = file.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder)?;
-        let part = file.with_extension(format!("{}.part", std::process::id()));
-        std::fs::write(&part, serde_json::to_vec(value)?)?;
-        std::fs::rename(&part, file)
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let part = file.with_extension(format!("{}-{number}.part", std::process::id()));
+        let value = serde_json::to_vec(value)?;
+        let written = std::fs::write(&part, value).and_then(|()| std::fs::rename(&part, file));
+        written.inspect_err(|_| drop(std::fs::remove_file(&part)))
     };
     if let Err(error) = write() {
         tracing::debug!(%error, file = %file.display(), "cannot remember");
@@ -122,6 +126,26 @@ pub(crate) fn write_json(file: &Path, value: &impl Serialize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_that_write_the_same_file_leave_it_whole() {
+        let folder = std::env::temp_dir().join(format!("paceline-json-{}", std::process::id()));
+        let file = folder.join("numbers.json");
+        write_json(&file, &vec![0; 100_000]);
+        std::thread::scope(|scope| {
+            let writers = [1, 2, 3, 4].map(|number| {
+                let (file, numbers) = (&file, vec![number; 100_000]);
+                scope.spawn(move || (0..100).for_each(|_| write_json(file, &numbers)))
+            });
+            while writers.iter().any(|writer| !writer.is_finished()) {
+                let numbers: Vec<u8> = read_json(&file, 1 << 20).expect("a whole file");
+                assert_eq!(numbers, vec![numbers[0]; 100_000]);
+            }
+        });
+        let files = std::fs::read_dir(&folder).unwrap().count();
+        assert_eq!(files, 1, "no other file is left");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_hash_is_remembered_until_the_file_changes() {

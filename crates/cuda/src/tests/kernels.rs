@@ -11,6 +11,7 @@ use crate::machine::Kernel;
 use crate::matmul::Tiles;
 use crate::pack::Packing;
 use backend::KvFormat;
+use rayon::prelude::*;
 use std::collections::HashSet;
 
 fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
@@ -192,6 +193,32 @@ fn budget(kernel: &Kernel, name: &str) -> (usize, usize) {
     found.map_or((40, 1000), |b| (b.1, b.2))
 }
 
+/// Kernels of a file that are over their budgets, and by how much.
+fn over_budget(arch: u32, kernel: &Kernel) -> Vec<String> {
+    let report = compile::report(arch, kernel).unwrap();
+    assert!(!report.is_empty(), "{kernel} has kernels");
+    let mut over = Vec::new();
+    for (name, usage) in report {
+        let (registers, instructions) = budget(kernel, &name);
+        // What its warps give up and take (setmaxnreg) adds up to its budget and no less.
+        let takes_all = name != "attention_wgmma" || usage.registers == registers;
+        let few = usage.registers <= registers && usage.instructions <= instructions;
+        let two_blocks = kernel.defines.contains(&("BLOCKS_2", 2));
+        let stack = match name.as_str() {
+            // Of heads of 512 columns, four results wait there while a split is read.
+            "attention_wgmma" => 16,
+            // With half of the registers, what is used once a split waits there; two
+            // blocks a multiprocessor are still faster than one.
+            "attention_pipelined_2" if two_blocks => 32,
+            _ => 0,
+        };
+        if !few || !takes_all || usage.stack > stack {
+            over.push(format!("{kernel}{name} for sm_{arch}: {usage:?}"));
+        }
+    }
+    over
+}
+
 /// Needs no GPU, and so no name by which the tests of one are chosen.
 #[test]
 fn every_kernel_compiles_within_its_budget() {
@@ -199,32 +226,15 @@ fn every_kernel_compiles_within_its_budget() {
         eprintln!("!!! SKIPPED, no kernel is compiled: NVRTC is not on LD_LIBRARY_PATH");
         return;
     }
-    let mut over = Vec::new();
+    let mut all = Vec::new();
     for arch in [90, 80, 100] {
-        for kernel in variants(arch == 90, arch >= 90) {
-            let report = compile::report(arch, &kernel).unwrap();
-            assert!(!report.is_empty(), "{kernel} has kernels");
-            for (name, usage) in report {
-                let (registers, instructions) = budget(&kernel, &name);
-                // What its warps give up and take (setmaxnreg) adds up to its budget and no less.
-                let takes_all = name != "attention_wgmma" || usage.registers == registers;
-                let few = usage.registers <= registers && usage.instructions <= instructions;
-                let fits = few && takes_all;
-                let two_blocks = kernel.defines.contains(&("BLOCKS_2", 2));
-                let stack = match name.as_str() {
-                    // Of heads of 512 columns, four results wait there while a split is read.
-                    "attention_wgmma" => 16,
-                    // With half of the registers, what is used once a split waits there; two
-                    // blocks a multiprocessor are still faster than one.
-                    "attention_pipelined_2" if two_blocks => 32,
-                    _ => 0,
-                };
-                if !fits || usage.stack > stack {
-                    over.push(format!("{kernel}{name} for sm_{arch}: {usage:?}"));
-                }
-            }
-        }
+        let kernels = variants(arch == 90, arch >= 90);
+        all.extend(kernels.into_iter().map(|kernel| (arch, kernel)));
     }
+    let over: Vec<String> = all
+        .par_iter()
+        .flat_map_iter(|(arch, kernel)| over_budget(*arch, kernel))
+        .collect();
     assert!(over.is_empty(), "over their budgets:\n{}", over.join("\n"));
 }
 
