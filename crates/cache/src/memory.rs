@@ -4,7 +4,6 @@ use crate::{KvLayer, KvPlan, MemoryFull, MemoryPlan, PagePool, Sequence};
 use backend::{
     Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvSpec, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row,
 };
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Snapshots of recurrent state that there is always room for, for each sequence: as much memory
@@ -344,9 +343,11 @@ impl Memory {
     ) -> usize {
         let pools = Pools::lock(&self.pools);
         let beside = self.full_groups().map(|g| {
+            // Sequences share pages. Others wait for room at every step, so a page is looked up, not hashed.
+            let mut is_beside = vec![true; pools.pages[g].n_pages()];
             let held = sequences.clone().flat_map(|s| &s.tables[g]);
-            let held: HashSet<u32> = held.copied().collect();
-            pools.pages[g].n_pages() - held.len()
+            held.for_each(|&page| is_beside[page as usize] = false);
+            is_beside.into_iter().filter(|&beside| beside).count()
         });
         beside.min().unwrap_or(usize::MAX)
     }

@@ -84,6 +84,8 @@ proptest! {
                 let pools = Pools::lock(&memory.pools);
                 prop_assert_eq!(taken.len() + pools.pages[g].n_free(), pools.pages[g].n_pages());
             }
+            let beside = memory.full_pages_beside(open.iter());
+            prop_assert_eq!(beside, memory.n_free_full_pages());
         }
     }
 
@@ -127,6 +129,9 @@ proptest! {
                 let seen = table.iter().skip(first);
                 prop_assert!(seen.clone().all(|&page| page != NO_PAGE), "{:?}", table);
             }
+            // Pages that both have are theirs once.
+            let beside = memory.full_pages_beside([&sequence, &fork].into_iter());
+            prop_assert_eq!(beside, memory.n_free_full_pages());
             sequence = fork;
             prop_assert_eq!(sequence.n_pages(), memory.pages_used().0);
         }
