@@ -17,7 +17,7 @@ use quant::{Owned, Scalar, Stored};
 use std::hint::black_box;
 
 /// Rows of a step.
-const ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
+const ROWS: [usize; 8] = [1, 2, 3, 4, 6, 7, 8, 16];
 
 /// Rows of a prompt.
 const PROMPT: usize = 512;
@@ -25,11 +25,12 @@ const PROMPT: usize = 512;
 /// Outputs and inputs of a product.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (14336, 4096), (4096, 14336), (151_936, 2048)];
 
-const FORMATS: [&str; 7] = [
+const FORMATS: [&str; 8] = [
     "q4_0",
     "q8_0",
     "affine4-g64",
     "affine4-g32",
+    "affine4-g128",
     "affine8-g64",
     "bf16",
     "f32",

@@ -63,6 +63,20 @@ kernels! {
     TABLE3 in table3,
 }
 
+/// Does some work for each row of a block, of eight at most, one copy of the code after the other. A loop over eight
+/// rows may be too long for the compiler to unroll, and then sums stay in memory: 8 rows took a quarter longer a step.
+macro_rules! unrolled_rows {
+    ($m:ident in $rows:expr => $work:block) => {
+        unrolled_rows!(@ $m $rows, $work 0 1 2 3 4 5 6 7)
+    };
+    (@ $m:ident $rows:expr, $work:block $($row:literal)*) => {
+        $(if $rows.contains(&$row) {
+            let $m = $row;
+            $work
+        })*
+    };
+}
+
 /// Panels whose sums a block of `rows` rows and `panels` panels keeps in registers at once.
 /// Three and four rows have registers for the outputs of four panels but for the sums of two,
 /// so those take turns.
@@ -306,7 +320,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                             };
                         }
                     }
-                    for m in paired..M {
+                    unrolled_rows!(m in (paired..M) => {
                         let x = x.add(2 * m);
                         for r in 0..S {
                             let mut sum = sums[m][r];
@@ -319,7 +333,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                             }
                             sums[m][r] = sum;
                         }
-                    }
+                    });
                 }
                 codes = codes.add(2 * wide);
                 x = x.add(4 * M);
