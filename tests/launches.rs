@@ -8,7 +8,7 @@ use models::{
     ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, encode, load_target,
     load_tower,
 };
-use suites::repository;
+use suites::{CODED, repository};
 use weights::Checkpoint;
 
 fn bundled(name: &str) -> Checkpoint {
@@ -30,7 +30,7 @@ fn size() -> MemorySize {
 fn push(memory: &mut Memory, n: usize) -> Batch {
     let mut batch = Batch::default();
     let mut sequence = memory.open().unwrap();
-    let tokens: Vec<u32> = (1..=n as u32).collect();
+    let tokens: Vec<u32> = (0..n as u32).map(|i| 1 + i % 32).collect();
     let certain = if n > 16 { n } else { 1 };
     memory
         .push(&mut batch, &mut sequence, &tokens, certain)
@@ -47,9 +47,24 @@ fn launches(cuda: &Cuda, work: impl FnOnce() -> Vec<Tensor>) -> Vec<String> {
     lines
 }
 
+/// The launches of a step of `n` rows of a target.
+fn target_step(cuda: &Cuda, checkpoint: &Checkpoint, n: usize) -> Vec<String> {
+    let target = load_target(cuda, checkpoint).unwrap();
+    let mut memory = Memory::new(cuda, target.plan(), size());
+    let batch = push(&mut memory, n);
+    launches(cuda, || {
+        let hidden = target.forward(cuda, &batch, &mut memory);
+        let logits = target.logits(cuda, &hidden);
+        vec![hidden, logits]
+    })
+}
+
 /// The launches of a step of `n` rows of a target, and of a draft head's.
 fn step(cuda: &Cuda, name: &str, head: Option<&str>, n: usize) -> Vec<String> {
     let checkpoint = bundled(name);
+    let Some(head) = head else {
+        return target_step(cuda, &checkpoint, n);
+    };
     let target = load_target(cuda, &checkpoint).unwrap();
     let target: &dyn Target = &*target;
     let mut memory = Memory::new(cuda, target.plan(), size());
@@ -82,16 +97,11 @@ fn step(cuda: &Cuda, name: &str, head: Option<&str>, n: usize) -> Vec<String> {
         })
     };
     match head {
-        None => launches(cuda, || {
-            let hidden = target.forward(cuda, &batch, &mut memory);
-            let logits = target.logits(cuda, &hidden);
-            vec![hidden, logits]
-        }),
-        Some("mtp") => chained(&Qwen35Mtp::load(cuda, &checkpoint, target).unwrap()),
-        Some(head) if head.contains("eagle3") => {
+        "mtp" => chained(&Qwen35Mtp::load(cuda, &checkpoint, target).unwrap()),
+        head if head.contains("eagle3") => {
             chained(&Eagle3::load(cuda, &bundled(head), target).unwrap())
         }
-        Some(head) => {
+        head => {
             let head = Gemma4Assistant::load(cuda, &bundled(head), target).unwrap();
             launches(cuda, || {
                 let (z, next) = head.step(cuda, target, &hidden, &batch, &memory);
@@ -141,6 +151,28 @@ fn no_family_launches_more_than_it_did() {
         assert!(fine, "{subject:?}: {found:?}, not {most:?}");
     }
     assert_eq!(found.len(), MOST.len());
+}
+
+/// Targets whose weights are kept in f32, beside those in codes of several kinds.
+const STORED: &[&str] = &[
+    "tests/golden/checkpoints/gemma4-dense",
+    "tests/golden/checkpoints/gemma4-moe",
+    "tests/golden/checkpoints/gemma4-ple",
+    "tests/golden/checkpoints/qwen3_5-dense",
+    "tests/golden/checkpoints/qwen3_5-moe",
+];
+
+/// A kernel that reads a value of which the kernel before stored only the f16 copy panics.
+#[test]
+fn steps_store_what_they_read_however_weights_are_kept() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    for folder in STORED.iter().chain(CODED) {
+        let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+        for n in [1, 4, 20, 200] {
+            let made = target_step(&cuda, &checkpoint, n);
+            assert!(!made.is_empty(), "{folder}, {n} rows");
+        }
+    }
 }
 
 /// The ops of one layer of each target, after fusion, by a step of 4 rows.

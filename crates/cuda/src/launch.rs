@@ -183,10 +183,14 @@ impl Launch<'_> {
     }
 
     /// Where the values of `x` lie, or are to lie.
+    ///
+    /// # Panics
+    ///
+    /// If the op reads `x`, of which only the f16 copy is stored.
     pub(crate) fn address(&self, x: Value) -> Address {
         let is_input = self.list.ops[self.at].inputs.contains(&x);
         let is_stored = !is_input || self.read[x.0 as usize];
-        assert!(is_stored, "of {x:?} there is but the f16 copy");
+        assert!(is_stored, "{x:?} is read, but only its f16 copy is stored");
         self.cell(x).address(&self.device.arena)
     }
 
