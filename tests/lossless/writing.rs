@@ -548,7 +548,7 @@ pub(crate) fn one_thread() -> Cpu {
     Cpu::new(options).unwrap()
 }
 
-/// [`one_thread`], shared.
+/// The CPU with its best instructions and one thread, for speculators that share it.
 pub(crate) fn best_cpu() -> Arc<dyn Backend> {
     Arc::new(one_thread())
 }

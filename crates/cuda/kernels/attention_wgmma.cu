@@ -30,7 +30,8 @@ DEVICE u64 descriptor(u32 at, u32 along) {
 }
 
 extern __shared__ __align__(128) u8 smem[];
-// `h`: y as Activations, if they have a stride; then `y` may be null.
+// Attention of a block of queries to all keys that they see. `h` takes its results in f16, unless the stride of `h` is
+// 0; where `h` takes them, `a.y` may be null.
 KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h) {
     constexpr int RING_STAGES = STAGES / SHARED_BY, COLUMN_CHUNKS = HEAD_DIM / 128;
     __shared__ u64 full[2 * STAGES];

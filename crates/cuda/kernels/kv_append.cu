@@ -130,8 +130,8 @@ KERNEL kv_append(u8 *keys, u8 *values, const float *k, const float *v, Batch bat
     else store_kv<true>(values, to, index, c, head_dim, v[i]);
 }
 
-// `norm_rope` and `rms_norm` of elementwise.cu and `kv_append` fused, for heads that do not depend on each other: jobs
-// one after the other.
+// Up to three tensors of heads, of queries, keys and values: what is done with each (norm, RoPE, append to the KV
+// cache), and where its heads start among all heads of a row.
 struct HeadJobs {
     const float *x[3], *weight[3];
     float *y[3];  // null: not stored
@@ -199,6 +199,7 @@ struct HeadJob {
                 store_rotated<true>(a.values + page_of_head * kv_page_bytes<true>(e), e, index % PAGE_ROWS, c, turned);
     }
 };
+// Norms, rotates and stores heads: `norm_rope` and `rms_norm` of elementwise.cu and `kv_append` fused, with their bits.
 // Block (row, head).
 KERNEL __launch_bounds__(256) norm_rope_append(HeadJobs a) {
     extern __shared__ float head[];
@@ -222,8 +223,9 @@ KERNEL __launch_bounds__(256) norm_rope_append(HeadJobs a) {
     for (int c = threadIdx.x; c < e; c += blockDim.x) job.store_groups(a, turned, c);
 }
 #if HEAD_COLUMNS > 0 && HEAD_COLUMNS % 64 == 0
-// The same for many rows: a block a row, whose sines and cosines are computed once, and a warp a head at a time, two
-// neighboring columns of each 64 a lane. Sums of squares are those of `rms_norm_row` by a block a head.
+// Norms, rotates and stores the heads of many rows, with the bits of `norm_rope_append`. Block (row): it computes the
+// row's sines and cosines once, and its warps take a head at a time, a lane two neighboring columns of each 64. Sums of
+// squares are added in the order of `rms_norm_row`.
 KERNEL __launch_bounds__(32 * HEAD_WARPS) norm_rope_append_rows(HeadJobs a) {
     constexpr int E = HEAD_COLUMNS, TILES = E / 64;
     extern __shared__ float smem[];

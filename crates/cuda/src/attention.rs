@@ -210,7 +210,7 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     let bytes = if cut.is_split { cut.bytes } else { 0 };
     let partials = l.device.arena.buffer(bytes);
     let (q, y) = (l.address(op.inputs[0]), op.outputs[0]);
-    // Other kernels write `y` in any case.
+    // Only the merge of splits and attention by warpgroups can leave `y` out.
     let y = match cut.is_split || p.prompts.is_some() {
         true => l.address_if_read(y),
         false => l.address(y),

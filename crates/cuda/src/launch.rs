@@ -138,16 +138,14 @@ fn reads_f16(operand: &Bound) -> bool {
     }
 }
 
-/// Whether `op` reads of its first input nothing but the f16 copy.
+/// Whether `op` reads of its first input nothing but the f16 copy. A product may have matrices beside each other of
+/// which some read the copy and some the values.
 fn reads_only_copy(op: &Op, bound: &[Bound]) -> bool {
-    let reads_f16 = |of: &Operand| reads_f16(&bound[of.0 as usize]);
-    match &op.kind {
-        Kind::ToF16 => false,
-        Kind::Product { weights } => weights.iter().all(reads_f16),
-        Kind::ChosenProduct { weights } => reads_f16(weights),
-        Kind::Experts { experts, .. } | Kind::ExpertsBeside { experts, .. } => reads_f16(experts),
-        _ => false,
-    }
+    let all_read_copy = match &op.kind {
+        Kind::Product { weights } => weights.iter().all(|w| reads_f16(&bound[w.0 as usize])),
+        _ => true,
+    };
+    op.f16_input.is_some() && all_read_copy
 }
 
 /// The launch of one op.
@@ -158,7 +156,7 @@ pub(crate) struct Launch<'a> {
     bound: &'a [Bound],
     /// The op that reads or makes each value last.
     last: Vec<usize>,
-    /// Whether an op, or the host, reads each value: products read f16 copies instead.
+    /// Whether an op or the host reads each value itself, not only its f16 copy.
     read: Vec<bool>,
     at: usize,
     /// Memory that only the op's own kernels use.

@@ -271,6 +271,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         table: B::Codes,
         sums: &mut [[B::Sums; S]; M],
     ) {
+        const { assert!(M <= 8, "as many rows as `unrolled_rows` has code for") };
         let (wide, vectors) = (Self::VECTORS_PER_EIGHT, self.w.vectors());
         let stride = self.w.panel_bytes / 64;
         let (at, j) = self.w.place(g);
