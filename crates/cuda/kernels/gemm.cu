@@ -7,8 +7,8 @@
 //                                                                                    + end of a slice -> totals -> y
 //
 // A block takes BLOCK_TILES row tiles by BLOCK_ROWS activation rows; each of its 8 warps WARP_TILES row tiles by
-// 8 WARP_COLUMNS activation rows, all of K. Packed weights go through shared memory, plain ones straight to registers,
-// for they are too many. Blocks that run at the same time share the packed weights, which are read once, and the
+// 8 WARP_COLUMNS activation rows, all of K. Packed weights go through shared memory where a block can have so much, else
+// straight to registers (WEIGHTS_IN_REGISTERS), as plain ones always do, for they are too many. Blocks that run at the same time share the packed weights, which are read once, and the
 // activations stay in L2. Sums are those of the GEMV, slice by slice; totals of whole slices wait in shared memory,
 // each thread's for itself.
 
@@ -17,7 +17,6 @@
 #define STAGES 2
 #define WARP_TILES 2
 #define WARP_COLUMNS (16 / WARP_TILES)
-constexpr bool WEIGHTS_IN_REGISTERS = Tile::IS_PLAIN;
 constexpr int ACTIVATION_BYTES = BLOCK_ROWS * 128;
 constexpr int STAGE_BYTES = ACTIVATION_BYTES + (WEIGHTS_IN_REGISTERS ? 0 : BLOCK_TILES * TILE_BYTES);
 

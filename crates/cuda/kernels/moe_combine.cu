@@ -11,7 +11,7 @@ struct ExpertOutputs {
     int top_k;
 };
 // Loads under way at once.
-#define RANKS_AHEAD (__CUDA_ARCH__ >= 900 ? 8 : 4)
+#define RANKS_AHEAD (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 ? 8 : 4)
 DEVICE RowFragment combine_experts(const ExpertOutputs &p, u64 row, int cols) {
     RowFragment y;
     const float *weight = p.weights + row * p.top_k;

@@ -302,6 +302,8 @@ pub(crate) struct Usage {
     /// Bytes a thread keeps in memory, for want of registers or to index what has none: a
     /// kernel's arguments, if so, are copied by each thread before all else.
     pub(crate) stack: usize,
+    /// Bytes of shared memory that it declares.
+    pub(crate) shared: usize,
     /// Instructions of its code.
     pub(crate) instructions: usize,
 }
@@ -350,6 +352,9 @@ pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>,
         }
         if let Some((registers, _)) = line.split_once(" registers") {
             usage.registers = number(registers).unwrap_or(0);
+        }
+        if let Some((bytes, _)) = line.split_once(" bytes smem") {
+            usage.shared = number(bytes).unwrap_or(0);
         }
     }
     let instructions = instructions(&code);

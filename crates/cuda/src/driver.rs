@@ -74,7 +74,7 @@ impl Driver {
 
     /// Drives a machine that runs nothing and writes down what it is asked for.
     pub(crate) fn dry(device: DryRun) -> Self {
-        let dry = Dry::default();
+        let dry = Dry::new(device);
         let log = Some(dry.log.clone());
         Driver {
             log,

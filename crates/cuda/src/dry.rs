@@ -42,6 +42,31 @@ impl DryRun {
     }
 }
 
+/// Bytes of shared memory, at most, that kernels declare themselves, by how their names start; 512
+/// for others. A test holds what is compiled to it.
+const DECLARED_SHARED: &[(&str, usize)] = &[
+    ("delta_rule", 24_064),
+    ("delta_fused", 12_800),
+    ("moe_gemv_pipelined", 512),
+    ("moe_gemv_glu", 512),
+    ("moe_gemv", 16_384),
+    ("gemv_pipelined", 512),
+    ("gemv", 8192),
+    ("attention_merge", 4608),
+    ("attention_wgmma", 256),
+    ("attention_all", 3328),
+    ("attention_decode", 3328),
+    ("choose_", 3328),
+];
+
+/// Bytes of shared memory that kernel `name` declares, at most.
+pub(crate) fn declared_shared(name: &str) -> usize {
+    let found = DECLARED_SHARED
+        .iter()
+        .find(|(start, _)| name.starts_with(start));
+    found.map_or(512, |(_, bytes)| *bytes)
+}
+
 /// Where made-up addresses start: no number that is not one is as large.
 const FIRST: Address = 0xa5a5_0000_0000_0000;
 
@@ -58,10 +83,40 @@ pub(crate) struct Log {
     pub(crate) allocated: u64,
 }
 
-/// Writes launches down instead of running them.
-#[derive(Default)]
+/// Writes launches down instead of running them. One that asks for more than the device has is an
+/// error, as it is on a GPU.
 pub(crate) struct Dry {
     pub(crate) log: Arc<Mutex<Log>>,
+    device: DryRun,
+}
+
+impl Dry {
+    pub(crate) fn new(device: DryRun) -> Self {
+        Dry {
+            log: Arc::default(),
+            device,
+        }
+    }
+
+    /// What a launch asks for that the device does not have.
+    fn lacks(&self, kernel: &Kernel, grid: Grid) -> Option<String> {
+        let (x, y) = grid.blocks;
+        let most = self.device.shared_memory;
+        let shared = grid.shared + declared_shared(kernel.name);
+        if shared > most {
+            return Some(format!("{shared} bytes of shared memory of {most}"));
+        }
+        let threads = match self.device.capability.0 {
+            // Without clusters a block has the threads of all of them.
+            ..9 => grid.threads * grid.cluster,
+            _ => grid.threads,
+        };
+        if !(1..=1024).contains(&threads) {
+            return Some(format!("blocks of {threads} threads"));
+        }
+        let is_fine = (1..1 << 31).contains(&x) && (1..1 << 16).contains(&y);
+        (!is_fine).then(|| format!("{x} by {y} blocks"))
+    }
 }
 
 /// `file::kernel DEFINES <<<blocks, threads, shared memory, cluster>>> (arguments)`. An
@@ -131,6 +186,9 @@ impl Machine for Dry {
     }
 
     fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String> {
+        if let Some(what) = self.lacks(kernel, grid) {
+            return Err(format!("{kernel}: {what}"));
+        }
         let mut log = lock(&self.log);
         log.launches.push(line(kernel, grid, args));
         if !log.kernels.contains(kernel) {

@@ -10,14 +10,44 @@ use crate::matmul::{GEMV_ROWS, Group, Tiles, matrices, row_tiles};
 use crate::memory::Buffer;
 use crate::pack::{Packing, TILE, TILE_ROWS};
 
-/// Bytes of shared memory of a block: two stages of activations and of codes, and its results
-/// so far.
-fn shared(packing: Packing) -> usize {
-    let codes = match packing {
-        Packing::Plain => 0,
-        _ => GEMM_TILES * packing.tile_bytes(),
-    };
-    2 * (GEMM_ROWS * 2 * TILE + codes) + 4 * GEMM_ROWS * GEMM_TILES * TILE_ROWS
+/// GEMM without warpgroups.
+#[derive(Clone, Copy)]
+pub(crate) struct Simple {
+    packing: Packing,
+    /// Whether weights go straight to registers, and not through shared memory.
+    weights_in_registers: bool,
+}
+
+impl Simple {
+    /// For blocks that can have so many bytes of shared memory.
+    pub(crate) fn new(packing: Packing, shared: usize) -> Self {
+        let through_shared = Simple {
+            packing,
+            weights_in_registers: false,
+        };
+        Simple {
+            packing,
+            weights_in_registers: packing == Packing::Plain || through_shared.shared() > shared,
+        }
+    }
+
+    /// Bytes of shared memory of a block: two stages of activations and of codes, and its results
+    /// so far.
+    fn shared(self) -> usize {
+        let codes = match self.weights_in_registers {
+            true => 0,
+            false => GEMM_TILES * self.packing.tile_bytes(),
+        };
+        2 * (GEMM_ROWS * 2 * TILE + codes) + 4 * GEMM_ROWS * GEMM_TILES * TILE_ROWS
+    }
+
+    pub(crate) fn kernel(self, name: &'static str) -> Kernel {
+        let mut kernel = Kernel::new("gemm", name);
+        kernel.defines = self.packing.defines();
+        let in_registers = usize::from(self.weights_in_registers);
+        kernel.defines.push(("WEIGHTS_IN_REGISTERS", in_registers));
+        kernel
+    }
 }
 
 /// Rows of activations of a block that shares a multiprocessor with another.
@@ -125,13 +155,6 @@ pub(crate) fn is_faster(driver: &Driver, n: usize, tiles: Tiles, group: &Group<'
     n > SPLIT_ROWS || again >= SETUP_BYTES * driver.sms
 }
 
-/// A kernel without warpgroups.
-pub(crate) fn simple(packing: Packing, name: &'static str) -> Kernel {
-    let mut kernel = Kernel::new("gemm", name);
-    kernel.defines = packing.defines();
-    kernel
-}
-
 /// Products of up to four matrices of one packing and width.
 pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, group: &Group<'_>) {
     let packing = tiles.packing;
@@ -139,8 +162,9 @@ pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, 
     let matrices = Args::default().of(&matrices);
     let count = |args: Args| args.int(n).int(tiles.tiles).int(tiles.per_slice);
     if !warpgroups(&device.driver) {
+        let simple = Simple::new(packing, device.driver.shared);
         let grid = Grid {
-            shared: shared(packing),
+            shared: simple.shared(),
             ..Grid::rect(blocks, n.div_ceil(GEMM_ROWS), 256)
         };
         let (padded, slices) = (tiles.tiles * TILE, tiles.slices);
@@ -154,9 +178,9 @@ pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, 
         let args = Args::default().of(x).of(&own);
         let args = args.int(tiles.tiles).int(tiles.per_slice);
         let pieces = Grid::rect(tiles.tiles.div_ceil(8), n, 256);
-        device.launch(&simple(packing, "rescale_to_slices"), pieces, args);
+        device.launch(&simple.kernel("rescale_to_slices"), pieces, args);
         let args = count(matrices.of(&own));
-        return device.launch(&simple(packing, "gemm"), grid, args);
+        return device.launch(&simple.kernel("gemm"), grid, args);
     }
     if n <= SPLIT_ROWS {
         return split(device, x, n, tiles, (matrices, blocks));

@@ -85,7 +85,10 @@ fn gpu_products_are_close_to_the_reference() {
 /// devices with little of it.
 #[test]
 fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
-    let (Some(cuda), Some(simple)) = (gpu(), gpu_with(|driver| driver.shared = 0)) else {
+    // A GEMM takes its weights straight to registers where there is no shared memory to spare, and through shared memory
+    // where there is just enough.
+    let with = |shared| gpu_with(|driver| driver.shared = shared);
+    let (Some(cuda), Some(simple), Some(medium)) = (gpu(), with(0), with(114 << 10)) else {
         return;
     };
     for name in [
@@ -127,6 +130,9 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
                 let made = y(&cuda);
                 let what = format!("{name} {rows:?} by {cols}, {n} rows");
                 assert!(made == y(&simple), "{what}");
+                if n > 16 {
+                    assert!(made == y(&medium), "{what}: weights through shared memory");
+                }
                 for (made, before) in made.iter().zip(&widest) {
                     assert!(made.starts_with(before), "{what}: those of fewer");
                 }

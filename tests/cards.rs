@@ -1,0 +1,119 @@
+//! Steps of models of true sizes on cards that are not here, in a dry run: none is asked for more
+//! shared memory, threads or blocks than it has.
+
+#[path = "../benchmarks/steps/random.rs"]
+mod random;
+#[path = "../benchmarks/steps/shapes.rs"]
+#[expect(dead_code, reason = "the measurements use more of a shape")]
+mod shapes;
+
+use backend::{Batch, Record};
+use cache::{KeptSize, KvPlan, Memory, MemorySize};
+use cuda::{Cuda, DryRun};
+use models::load_target;
+use random::Random;
+use std::path::Path;
+use std::sync::Mutex;
+use weights::Checkpoint;
+
+/// A name, compute capability, multiprocessors, and KiB of shared memory that a block can have.
+type Card = (&'static str, (u32, u32), usize, usize);
+
+/// A card of each compute capability that kernels are written for.
+const CARDS: &[Card] = &[
+    ("A100", (8, 0), 108, 163),
+    ("RTX 3090", (8, 6), 82, 99),
+    ("RTX 3050", (8, 6), 20, 99),
+    ("Jetson Orin", (8, 7), 16, 163),
+    ("RTX 4090", (8, 9), 128, 99),
+    ("H200", (9, 0), 132, 227),
+    ("B200", (10, 0), 148, 227),
+    ("RTX 5090", (12, 0), 170, 99),
+    ("DGX Spark", (12, 1), 48, 99),
+];
+
+const MODELS: &[&str] = &[
+    "gemma4-31b",
+    "gemma4-26b-a4b",
+    "gemma4-e4b",
+    "qwen3.5-27b",
+    "qwen3.5-35b-a3b",
+];
+
+/// Rows of a step: of one text, with drafts, of several texts, and of prompts.
+const ROWS: &[usize] = &[1, 2, 4, 8, 16, 20, 33, 64, 200, 1024];
+
+const KV_FORMATS: &[&str] = &["bf16", "q8_0,turbo4", "turbo4,turbo3", "f32"];
+
+/// What fails of steps of `model` on `card`, with weights in `format`.
+fn failures(card: Card, model: &str, checkpoint: &Checkpoint, format: &str) -> Vec<String> {
+    let format = quant::format(format).unwrap();
+    let (name, capability, multiprocessors, shared) = card;
+    let shape = shapes::shape(model);
+    let b = Random {
+        inner: Cuda::dry_run(DryRun {
+            capability,
+            multiprocessors,
+            shared_memory: shared << 10,
+        }),
+        format,
+        experts: shape.experts,
+        table: shape.table,
+        bytes: Mutex::default(),
+    };
+    let target = load_target(&b, checkpoint).unwrap();
+    let mut failed = Vec::new();
+    // Products do not depend on the cache's format.
+    let some = if format.block == 1 {
+        1
+    } else {
+        KV_FORMATS.len()
+    };
+    for &kv in &KV_FORMATS[..some] {
+        let size = MemorySize {
+            sequences: 1,
+            context: 4096,
+            step_rows: 1024,
+            kv_format: KvPlan::parse(kv, ',').unwrap(),
+            running_pages: None,
+            kept: KeptSize::default(),
+        };
+        let mut memory = Memory::new(&b, target.plan(), size);
+        for &n in ROWS {
+            let mut batch = Batch::default();
+            let mut sequence = memory.open().unwrap();
+            let tokens: Vec<u32> = (0..n as u32).map(|i| 1 + i % 32).collect();
+            let certain = if n > 16 { n } else { 1 };
+            memory
+                .push(&mut batch, &mut sequence, &tokens, certain)
+                .unwrap();
+            let hidden = target.forward(&b, &batch, &mut memory);
+            let logits = target.logits(&b, &hidden);
+            if let Err(error) = b.finish() {
+                failed.push(format!(
+                    "{model} on {name}, {}, {kv}, {n} rows: {error}",
+                    format.name
+                ));
+            }
+            drop((hidden, logits));
+            memory.close(sequence);
+        }
+    }
+    failed
+}
+
+#[test]
+fn no_card_is_asked_for_more_than_it_has() {
+    let mut failed = Vec::new();
+    for model in MODELS {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cards-{model}"));
+        shapes::write(&folder, &shapes::shape(model), &quant::BF16);
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        for &card in CARDS {
+            for format in ["affine4-g64", "bf16"] {
+                failed.extend(failures(card, model, &checkpoint, format));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
