@@ -5,7 +5,7 @@ use crate::subjects::{Draft, Subject, TRAINED};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
-use cpu::{Cpu, CpuOptions, Isa};
+use cpu::{Cpu, CpuOptions, Isa, PrefetchHint, Tuning, WeightKind, WeightReads};
 use models::{
     BlockHead, BlockKind, ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target,
 };
@@ -553,11 +553,32 @@ pub(crate) fn best_cpu() -> Arc<dyn Backend> {
     Arc::new(one_thread())
 }
 
+/// Weights that are read in other ways than by default.
+fn other_tuning() -> Tuning {
+    let mut tuning = Tuning::default();
+    for kind in WeightKind::ALL {
+        let reads = WeightReads {
+            panels: 8,
+            panels_of_few_rows: 2,
+            distance: 1024,
+            hint: PrefetchHint::Once,
+        };
+        tuning.set(kind, reads);
+    }
+    tuning
+}
+
+/// The CPU with these instructions and threads; several threads read weights in other ways than one.
 pub(crate) fn backend(isa: Isa, threads: usize) -> Arc<dyn Backend> {
+    let tuning = match threads {
+        1 => Tuning::default(),
+        _ => other_tuning(),
+    };
     Arc::new(
         Cpu::new(CpuOptions {
             threads,
             isa: Some(isa),
+            tuning,
             ..CpuOptions::default()
         })
         .unwrap(),

@@ -10,11 +10,12 @@ use crate::args::DoctorArgs;
 use crate::gpu::{self, Gpu};
 use crate::model::bytes;
 use crate::report::{Report, list, number};
-use crate::{bundled, machine, places};
+use crate::tuning::Measured;
+use crate::{bundled, machine, places, tuning};
 use anyhow::{Result, bail};
 use backend::conformance::{EQUAL_CASES, INVARIANCE_CASES};
 use backend::{Record, Reference};
-use cpu::{Activations, Cpu, CpuOptions, Isa};
+use cpu::{Activations, Cpu, CpuOptions, Isa, WeightReads};
 use engine::PastTrial;
 use hub::Cache;
 use serde::Deserialize as _;
@@ -31,7 +32,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let gpus = gpu::all();
     let record = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "processor": processor()?,
+        "processor": processor(args)?,
         "gpus": gpus.iter().flatten().map(|gpu| gpu.facts.clone()).collect::<Vec<_>>(),
         "gpus_not_used": gpus.iter().filter_map(|gpu| Some(gpu.as_ref().err()?.to_string())).collect::<Vec<_>>(),
         "memory": machine::ram().map(|ram| json!({"total": ram.total, "available": ram.available})),
@@ -62,16 +63,24 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     )
 }
 
-/// The processor and the kernels that are used on it, as JSON.
-fn processor() -> Result<Value> {
-    let cpu = Cpu::new(CpuOptions::default())?;
+/// The processor, the kernels that are used on it and how they read weights, as JSON.
+fn processor(args: &DoctorArgs) -> Result<Value> {
+    let options = CpuOptions::default();
+    let measured = match args.recalibrate {
+        true => tuning::measure(options)?,
+        false => tuning::known(options),
+    };
+    let cpu = Cpu::new(tuning::tuned(options, 0)?)?;
     let isas: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
     Ok(json!({
         "architecture": std::env::consts::ARCH,
         "instruction_sets": isas,
         "used": cpu.isa().name(),
         "threads": cpu.threads(),
+        "cores": cpu::cores().cores,
+        "hardware_threads": cpu::cores().threads,
         "pinned": cpu.is_pinned(),
+        "tuning": measured,
     }))
 }
 
@@ -219,13 +228,15 @@ fn report_machine(record: &Value, out: &mut Report) {
     out.line(
         "processor",
         format_args!(
-            "{}, uses {} (available: {}), {} threads, {pinned}",
+            "{}, uses {} (available: {}), {} threads on {} cores, {pinned}",
             text(&cpu["architecture"]),
             text(&cpu["used"]),
             texts(&cpu["instruction_sets"]).join(", "),
             number(&cpu["threads"]),
+            number(&cpu["cores"]),
         ),
     );
+    report_tuning(&cpu["tuning"], out);
     match &record["memory"] {
         Value::Null => out.line("memory", "this system does not say"),
         ram => out.line(
@@ -255,6 +266,40 @@ fn report_machine(record: &Value, out: &mut Report) {
     }
     for why in texts(&record["gpus_not_used"]) {
         out.line("gpu", format_args!("not used: {why}"));
+    }
+}
+
+/// How products read weights, for people.
+fn report_tuning(tuning: &Value, out: &mut Report) {
+    let Ok(measured) = Measured::deserialize(tuning) else {
+        return out.line(
+            "weights",
+            "read as by default; measured when the first large model is loaded, or by --recalibrate",
+        );
+    };
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    out.line(
+        "weights",
+        format_args!(
+            "measured in {:.0} ms with {} threads, which read {:.1} GB/s",
+            measured.took_ms,
+            measured.threads,
+            measured.read_bytes_per_second / 1e9
+        ),
+    );
+    for of in measured.kinds {
+        let changed = match of.reads == WeightReads::default() {
+            true => "the default".to_owned(),
+            false => format!("{}, by default {}", of.reads, percent(of.default_share)),
+        };
+        out.line(
+            "",
+            format_args!(
+                "{}: one row at {} of that, {changed}",
+                of.kind.example(),
+                percent(of.share)
+            ),
+        );
     }
 }
 

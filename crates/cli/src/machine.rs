@@ -24,12 +24,22 @@ pub(crate) fn ram() -> Option<Ram> {
     })
 }
 
-/// Vendor, model and stepping of the processor; empty where the system does not say.
+/// Vendor, model and stepping of the processor, which Arm calls implementer, part, variant and revision; empty where
+/// the system does not say.
 pub(crate) fn processor() -> String {
     let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let first = told.split("\n\n").next().unwrap_or_default();
     let is_kept = |line: &&str| {
-        let kept = ["vendor_id", "cpu family", "model", "stepping"];
+        let kept = [
+            "vendor_id",
+            "cpu family",
+            "model",
+            "stepping",
+            "CPU implementer",
+            "CPU variant",
+            "CPU part",
+            "CPU revision",
+        ];
         kept.iter().any(|key| line.starts_with(key))
     };
     first.lines().filter(is_kept).collect::<Vec<_>>().join("; ")

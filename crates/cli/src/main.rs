@@ -15,7 +15,7 @@
 //! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `count`, `conformance`, `replay`, `convert`, `pull`, `doctor` | the commands |
 //! | `traced` | `--trace`: the trace of what an engine does |
 //! | `launch`, `servers` | clients that are started; which servers run |
-//! | `machine`, `gpu` | the memory of this machine, and its GPUs |
+//! | `machine`, `gpu`, `tuning` | the memory of this machine, its GPUs, and how its CPU reads weights |
 //! | `progress`, `interrupts` | signs of life, and Ctrl-C |
 //!
 //! Only here are the environment and configuration files read. Text of a model
@@ -63,6 +63,7 @@ mod serve;
 mod servers;
 mod templates;
 mod traced;
+mod tuning;
 mod usage;
 mod words;
 mod wrap;

@@ -2,7 +2,7 @@
 
 use crate::args::{Activations, Device, DraftArgs, KvShare, LoadArgs, ServeArgs, Weights};
 use crate::resolve::{self, Resolved};
-use crate::{gpu, machine, places, progress, words};
+use crate::{gpu, machine, places, progress, tuning, words};
 use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
@@ -14,12 +14,13 @@ use serde_json::{Map, Value};
 use server::Loading;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The device that `args` ask for.
-pub(crate) fn backend(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
+/// The device that `args` ask for, for models of at most `model_bytes` of weights.
+pub(crate) fn backend(args: &LoadArgs, model_bytes: u64) -> Result<Arc<dyn Backend>> {
     match args.device {
-        Device::Cpu => cpu(args),
+        Device::Cpu => cpu(args, model_bytes),
         Device::Cuda(ordinal) => Ok(gpu::open(ordinal)?),
         Device::Auto => match gpu::open(0) {
             Ok(gpu) => Ok(gpu),
@@ -27,13 +28,13 @@ pub(crate) fn backend(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
                 if gpu::count() > 0 {
                     say!("paceline: the GPU is not used: {reason}");
                 }
-                cpu(args)
+                cpu(args, model_bytes)
             }
         },
     }
 }
 
-fn cpu(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
+fn cpu(args: &LoadArgs, model_bytes: u64) -> Result<Arc<dyn Backend>> {
     let options = CpuOptions {
         threads: args.threads.map_or(0, NonZeroUsize::get),
         isa: args.isa,
@@ -42,7 +43,9 @@ fn cpu(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
             Activations::F32 => cpu::Activations::F32,
         },
         pin: args.pin_threads,
+        ..CpuOptions::default()
     };
+    let options = tuning::tuned(options, model_bytes)?;
     Ok(Arc::new(Cpu::new(options)?))
 }
 
@@ -65,11 +68,27 @@ pub(crate) fn load_with(
     resolved: &Resolved,
     options: &LoadOptions,
 ) -> Result<Model> {
-    let backend = backend(args)?;
+    let backend = backend(args, bytes_of(&resolved.source))?;
     progress::patiently(&format!("loading {name}"), || {
         engine::load(backend, &resolved.source, options)
     })
     .map_err(|e| words::load_error(e).context(format!("cannot load `{name}`")))
+}
+
+/// Bytes of a model's weights in its files; 0 of one that is part of the program.
+pub(crate) fn bytes_of(source: &Source) -> u64 {
+    let Source::Folder(path) = source else {
+        return 0;
+    };
+    let size = |path: PathBuf| path.metadata().map_or(0, |file| file.len());
+    if path.is_file() {
+        return size(path.clone());
+    }
+    let names = hub::files_of(path);
+    let names = names
+        .iter()
+        .filter(|n| Path::new(n).extension().is_some_and(|e| e == "safetensors"));
+    names.map(|name| size(path.join(name))).sum()
 }
 
 /// The drafter that an option asks for, with its place found.

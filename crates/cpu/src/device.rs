@@ -2,8 +2,10 @@
 
 use crate::ahead::Sequence;
 use crate::arch::{Detected, Isa};
+use crate::cores::cores;
 use crate::memory::{self, Arena};
 use crate::pool::Pool;
+use crate::tuning::Tuning;
 use backend::Tensor;
 use std::sync::Arc;
 
@@ -18,6 +20,8 @@ pub struct CpuOptions {
     pub activations: Activations,
     /// Binds each thread but the calling one to a core of its own.
     pub pin: bool,
+    /// How products read their weights.
+    pub tuning: Tuning,
 }
 
 /// In which precision products with quantized weights take their input. Products with plain
@@ -77,6 +81,7 @@ pub(crate) struct Device {
     /// Memory of tensors, which they return to.
     pub(crate) arena: Arc<Arena>,
     pub(crate) activations: Activations,
+    pub(crate) tuning: Tuning,
     /// Which product comes after which, for idle workers.
     pub(crate) sequence: Sequence,
     pub(crate) is_pinned: bool,
@@ -96,13 +101,12 @@ impl Device {
             available: Isa::available(),
         })?;
         let threads = match options.threads {
-            0 => std::thread::available_parallelism()
-                .map_or(1, usize::from)
-                .min(MAX_THREADS),
+            0 => cores().cores.min(MAX_THREADS),
             n if n > MAX_THREADS => return Err(CpuError::TooManyThreads { threads: n }),
             n => n,
         };
         let mut device = Device::with(isa, threads, options.activations);
+        device.tuning = options.tuning;
         if options.pin {
             device.pool.pin().map_err(|e| CpuError::Pin {
                 reason: e.to_string(),
@@ -112,7 +116,7 @@ impl Device {
         Ok(device)
     }
 
-    /// A device with `threads` threads, not bound to cores.
+    /// A device with `threads` threads, not bound to cores, and default tuning.
     pub(crate) fn with(isa: Detected, threads: usize, activations: Activations) -> Self {
         memory::give_blocks_back();
         Device {
@@ -120,6 +124,7 @@ impl Device {
             pool: Pool::new(threads),
             arena: Arc::new(Arena::new()),
             activations,
+            tuning: Tuning::default(),
             sequence: Sequence::default(),
             is_pinned: false,
         }

@@ -8,6 +8,7 @@
 //! | module | what is in it |
 //! | --- | --- |
 //! | `memory`, `shares` | regions and recycled buffers; the pieces of a job that a worker begins with |
+//! | `cores`, `tuning` | cores and hardware threads; choices of how products read weights |
 //! | `arch` | instruction sets: lanes, products of bytes, tile registers |
 //! | `ahead`, `pool` | weights that idle threads prefetch; the threads and their work ranges |
 //! | `device` | what every op runs on: an instruction set, threads, memory of tensors |
@@ -26,6 +27,7 @@
 mod ahead;
 mod arch;
 mod attention;
+mod cores;
 mod cpu;
 mod delta;
 mod device;
@@ -43,8 +45,11 @@ mod rows;
 mod shares;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 pub use arch::Isa;
+pub use cores::{Cores, cores};
 pub use cpu::Cpu;
 pub use device::{Activations, CpuError, CpuOptions, MAX_THREADS};
-pub use matmul::dot as dot_int8;
+pub use matmul::{Trial, dot as dot_int8};
+pub use tuning::{PrefetchHint, Tuning, WeightKind, WeightReads};

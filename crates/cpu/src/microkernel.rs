@@ -11,12 +11,11 @@
 //! changes speed and never bits. [`microkernels!`] lists the shapes that are compiled.
 
 use crate::arch::{Element, Lanes};
+use crate::tuning::WeightReads;
 
-/// Bytes between the vector being read and the cache line that is prefetched. Without
-/// prefetching, memory time and arithmetic add up: on Sapphire Rapids one row of 4-bit weights
-/// then reads at 0.8 of the speed that it has with 2 to 8 KiB. The hint for data that is read
-/// once (`prefetchnta`) halves the speed there.
-pub(crate) const PREFETCH_DISTANCE: usize = 4096;
+/// Bytes between the vector being read and the cache line that is prefetched, where that is not
+/// tuned.
+pub(crate) const PREFETCH_DISTANCE: usize = WeightReads::DEFAULT.distance;
 
 /// Columns between two prefetches of [`accumulate`].
 pub(crate) const PREFETCH_STEPS: usize = 8;
@@ -117,8 +116,8 @@ pub(crate) struct Operands<W> {
 pub(crate) enum Prefetch {
     /// Nothing.
     None,
-    /// Prefetches weights [`PREFETCH_DISTANCE`] bytes ahead; they must be contiguous (`w_step` 16).
-    Ahead,
+    /// Prefetches weights so many bytes ahead; they must be contiguous (`w_step` 16).
+    Ahead(usize),
     /// Prefetches so many cache lines each time, from this address on.
     Lines(*const u8, usize),
 }
@@ -169,11 +168,11 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
     while k + PREFETCH_STEPS <= o.k {
         match o.prefetch {
             Prefetch::None => {}
-            Prefetch::Ahead => {
+            Prefetch::Ahead(distance) => {
                 for r in 0..R {
                     let w = o.w.wrapping_add(k * o.w_step + r * o.w_stride);
                     for i in 0..PREFETCH_STEPS * 16 * size_of::<W>() / 64 {
-                        L::prefetch(w.cast::<u8>().wrapping_add(PREFETCH_DISTANCE + 64 * i));
+                        L::prefetch(w.cast::<u8>().wrapping_add(distance + 64 * i));
                     }
                 }
             }

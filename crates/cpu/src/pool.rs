@@ -203,8 +203,8 @@ impl Pool {
         }
     }
 
-    /// Binds each thread but the caller's to one core, in order of those that this
-    /// process may use; the first is left to the caller.
+    /// Binds each thread but the caller's to one hardware thread of those that this process may use,
+    /// one of each core first; the first is left to the caller.
     ///
     /// # Errors
     ///
@@ -213,15 +213,10 @@ impl Pool {
     pub(crate) fn pin(&self) -> std::io::Result<()> {
         use std::os::unix::thread::JoinHandleExt;
         const SIZE: usize = size_of::<libc::cpu_set_t>();
-        // SAFETY: a set of cores is an array of numbers, which may all be zero.
-        let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the set has `SIZE` bytes to write.
-        if unsafe { libc::sched_getaffinity(0, SIZE, &raw mut allowed) } != 0 {
-            return Err(std::io::Error::last_os_error());
+        let cores = crate::cores::in_order();
+        if cores.is_empty() {
+            return Err(std::io::ErrorKind::Unsupported.into());
         }
-        // SAFETY: the numbers of cores that are asked for are below the bits of the set.
-        let has = |&core: &usize| unsafe { libc::CPU_ISSET(core, &allowed) };
-        let cores: Vec<usize> = (0..8 * SIZE).filter(has).collect();
         for (i, thread) in self.threads.iter().enumerate() {
             // SAFETY: a set of cores may be all zeros, and the core is from a set of the same size.
             let one = unsafe {

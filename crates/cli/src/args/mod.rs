@@ -213,6 +213,9 @@ pub(crate) struct RmArgs {
 /// `paceline doctor`
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Measure again how this CPU reads weights fastest
+    #[arg(long)]
+    pub(crate) recalibrate: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

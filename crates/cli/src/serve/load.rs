@@ -6,12 +6,14 @@ use crate::traced::Traced;
 use crate::{model, one_line, resolve};
 use anyhow::{Context, Result};
 use backend::Backend;
-use engine::{CacheFolder, Engine, EngineOptions, PageSink, Source};
+use engine::{CacheFolder, Engine, EngineOptions, PageSink};
 use server::kv_events::Publisher;
 use server::{LoadFailure, Loading, ModelConfig, ModelSpec};
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// What the models of a server share.
@@ -25,6 +27,8 @@ pub(super) struct Shared {
     pub(super) traced: Traced,
     /// What is known of each model that was loaded, by its name.
     pub(super) described: Mutex<HashMap<String, Described>>,
+    /// Bytes of weights of the largest model.
+    largest: AtomicU64,
     /// Threads of the CPU that loaded models compute with: two sets would wait for each other's cores.
     processors: Mutex<HashMap<String, Weak<dyn Backend>>>,
 }
@@ -53,6 +57,7 @@ impl Shared {
             publisher,
             traced,
             described: Mutex::default(),
+            largest: AtomicU64::new(0),
             processors: Mutex::default(),
         }
     }
@@ -61,7 +66,7 @@ impl Shared {
     /// options, for as long as one is loaded. A GPU is opened for each model.
     fn backend(&self, args: &LoadArgs) -> Result<Arc<dyn Backend>> {
         if !matches!(args.device, Device::Cpu | Device::Auto) {
-            return model::backend(args);
+            return model::backend(args, 0);
         }
         let activations = match args.activations {
             Activations::Int8 => "int8",
@@ -76,7 +81,7 @@ impl Shared {
         if let Some(shared) = processors.get(&key).and_then(Weak::upgrade) {
             return Ok(shared);
         }
-        let opened = model::backend(args)?;
+        let opened = model::backend(args, self.largest.load(Relaxed))?;
         if !opened.capabilities().own_memory {
             processors.insert(key, Arc::downgrade(&opened));
         }
@@ -106,29 +111,14 @@ pub(super) fn spec(known: Known, shared: &Arc<Shared>) -> ModelSpec {
         defaults: args.defaults.of_requests(),
         pooling: args.pooling,
     };
-    let bytes = resolve::source(&known.what).map_or(0, |source| bytes_of(&source));
+    let bytes = resolve::source(&known.what).map_or(0, |source| model::bytes_of(&source));
+    shared.largest.fetch_max(bytes, Relaxed);
     let preload = !shared.has_several || args.models.preload;
     let shared = shared.clone();
     let load = move |loading: &Loading| load(&known, &shared, loading);
     ModelSpec::new(config, Box::new(load))
         .bytes(bytes)
         .preload(preload)
-}
-
-/// Bytes of a model's weights in its files; 0 of one that is part of the program.
-fn bytes_of(source: &Source) -> u64 {
-    let Source::Folder(path) = source else {
-        return 0;
-    };
-    let size = |path: PathBuf| path.metadata().map_or(0, |file| file.len());
-    if path.is_file() {
-        return size(path.clone());
-    }
-    let names = hub::files_of(path);
-    let names = names
-        .iter()
-        .filter(|n| Path::new(n).extension().is_some_and(|e| e == "safetensors"));
-    names.map(|name| size(path.join(name))).sum()
 }
 
 /// Loads a model, and starts its engine.

@@ -50,6 +50,12 @@ fn the_doctor_and_a_dry_run_look_without_touching() {
     );
     assert!(stdout.contains(&line), "{line}: {stdout}");
 
+    assert!(
+        stdout.contains("weights        read as by default"),
+        "{stdout}"
+    );
+    assert!(record["processor"]["tuning"].is_null(), "{record:#}");
+
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let (stdout, _) = good(paceline(&folder, &["serve", "--dry-run", "--port", &port]));
@@ -60,4 +66,34 @@ fn the_doctor_and_a_dry_run_look_without_touching() {
     ] {
         assert!(stdout.contains(words), "{words}: {stdout}");
     }
+}
+
+/// What is measured depends on the machine and what else runs; what is shown is what is kept.
+#[test]
+fn the_doctor_measures_how_the_cpu_reads_weights_and_remembers_it() {
+    let folder = folder("recalibrate");
+    let tuning = |args: &[&str]| {
+        let mut command = paceline(&folder, args);
+        command.env("XDG_CACHE_HOME", &folder);
+        let (stdout, _) = good(command);
+        let record: Value = serde_json::from_str(&stdout).unwrap();
+        record["processor"]["tuning"].clone()
+    };
+    let measured = tuning(&["doctor", "--json", "--recalibrate"]);
+    assert_eq!(tuning(&["doctor", "--json"]), measured, "remembered");
+    let file = folder.join("paceline").join("cpu-tuning.json");
+    // A busy machine keeps nothing.
+    assert_eq!(file.exists(), !measured.is_null());
+    if measured.is_null() {
+        return;
+    }
+    let kinds = measured["kinds"].as_array().unwrap();
+    let names: Vec<&str> = kinds.iter().filter_map(|of| of["kind"].as_str()).collect();
+    assert_eq!(names, ["levels4", "affine4", "codes8", "plain"]);
+    for (of, used) in kinds.iter().zip(measured["tuning"].as_array().unwrap()) {
+        assert_eq!(&of["reads"], used);
+        assert!(of["share"].as_f64().unwrap() > 0.0, "{of}");
+    }
+    std::fs::write(&file, "no JSON").unwrap();
+    assert!(tuning(&["doctor", "--json"]).is_null(), "measured anew");
 }

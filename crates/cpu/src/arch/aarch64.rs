@@ -4,6 +4,7 @@ mod instructions;
 
 use super::bytes::{ByteKernel, Bytes, word};
 use super::lanes::{Kernel, Lanes, Registers};
+use crate::tuning::PrefetchHint;
 use backend::math::Float;
 use half::{bf16, f16};
 use instructions::*;
@@ -198,12 +199,22 @@ impl Lanes for Neon {
         quarters!(i => vnegq_f32(self.0[i]))
     }
     #[inline(always)]
-    fn prefetch(p: *const u8) {
+    fn prefetch_to<const HINT: u8>(p: *const u8) {
         // There is no stable intrinsic.
-        // SAFETY: a hint, for which any address will do.
-        unsafe {
-            asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
-        };
+        macro_rules! prefetch {
+            ($hint:literal) => {
+                // SAFETY: a hint, for which any address will do.
+                unsafe {
+                    asm!(concat!("prfm ", $hint, ", [{}]"), in(reg) p, options(nostack, readonly, preserves_flags))
+                }
+            };
+        }
+        match PrefetchHint::ALL[HINT as usize] {
+            PrefetchHint::None => {}
+            PrefetchHint::L1 => prefetch!("pldl1keep"),
+            PrefetchHint::L2 => prefetch!("pldl2keep"),
+            PrefetchHint::Once => prefetch!("pldl1strm"),
+        }
     }
     #[inline(always)]
     fn sum(self) -> f32 {

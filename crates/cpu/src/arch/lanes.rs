@@ -1,5 +1,6 @@
 //! The logical vector: 16 lanes of `f32`, and loops over slices of them.
 
+use crate::tuning::PrefetchHint;
 use backend::math::Float;
 use half::{bf16, f16};
 
@@ -75,9 +76,15 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     }
     /// Flips the sign of each lane, zeros and NaN included.
     fn negate(self) -> Self;
-    /// Prefetches the cache line at `p`, which may be any address: on x86-64 to the L2 cache, for
-    /// attention prefetches more ahead than L1 holds, and few fills of L1 can be under way.
-    fn prefetch(p: *const u8);
+    /// Prefetches the cache line at `p`, which may be any address, as the [`PrefetchHint`] whose
+    /// number is `HINT` says.
+    fn prefetch_to<const HINT: u8>(p: *const u8);
+
+    /// Prefetches the cache line at `p`, which may be any address, to [`PrefetchHint::DEFAULT`].
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        Self::prefetch_to::<{ PrefetchHint::DEFAULT as u8 }>(p);
+    }
 
     /// The sum of the lanes, in the order of [`backend::math::sum_tree`].
     #[inline(always)]

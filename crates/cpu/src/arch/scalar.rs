@@ -124,7 +124,7 @@ impl Lanes for Scalar {
         Scalar(self.0.map(|x| -x))
     }
     #[inline(always)]
-    fn prefetch(_: *const u8) {}
+    fn prefetch_to<const HINT: u8>(_: *const u8) {}
 }
 
 /// Products of bytes, one by one.

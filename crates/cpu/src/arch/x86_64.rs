@@ -8,8 +8,25 @@ mod instructions;
 use super::bytes::ByteKernel;
 use super::lanes::Kernel;
 use super::tiles::{TileKernel, TileRegisters};
+use crate::tuning::PrefetchHint;
 use avx2::{Avx2, Avx2Bytes};
 use avx512::{Avx512, Avx512Bytes};
+use std::arch::x86_64::{_MM_HINT_NTA, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+
+/// Prefetches the cache line at `p`, which may be any address, as the [`PrefetchHint`] whose number
+/// is `HINT` says.
+#[inline(always)]
+fn prefetch<const HINT: u8>(p: *const u8) {
+    // SAFETY: a hint, for which any address will do; every x86-64 has it.
+    unsafe {
+        match PrefetchHint::ALL[HINT as usize] {
+            PrefetchHint::None => {}
+            PrefetchHint::L1 => _mm_prefetch::<_MM_HINT_T0>(p.cast()),
+            PrefetchHint::L2 => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
+            PrefetchHint::Once => _mm_prefetch::<_MM_HINT_NTA>(p.cast()),
+        }
+    }
+}
 
 /// A kernel compiled for each instruction set.
 ///

@@ -81,6 +81,20 @@ impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
     }
 }
 
+/// How many panels of `bytes` a worker claims at a time, of `n_panels` of which kernels read `at_once`
+/// side by side.
+pub(crate) fn panels_of_range(
+    device: &Device,
+    n_panels: usize,
+    bytes: usize,
+    at_once: usize,
+) -> usize {
+    // A few ranges for each worker at least.
+    let fair = n_panels.div_ceil(4 * device.pool.n_workers()).max(1);
+    let chunk = (WORK_RANGE_BYTES / bytes.max(1)).clamp(1, fair);
+    chunk.next_multiple_of(if at_once >= 8 && fair >= 8 { 8 } else { 4 })
+}
+
 /// The product of one matrix and some rows of the input, as part of a job.
 struct Product<'a> {
     weights: &'a PackedWeights,
@@ -106,14 +120,12 @@ impl<'a> Product<'a> {
         let weights = w.storage::<PackedWeights>();
         let layout = weights.layout();
         let (n_panels, bytes) = (layout.n_panels(), layout.panel_bytes());
-        // A few ranges for each worker at least, in fours, to feed the kernel.
-        let fair = n_panels.div_ceil(4 * device.pool.n_workers()).max(1);
-        let chunk = (WORK_RANGE_BYTES / bytes.max(1)).clamp(1, fair);
+        let at_once = device.tuning.of(weights.kind()).of_rows(rows.len());
         Product {
             weights,
             rows,
             n_panels,
-            chunk: chunk.next_multiple_of(4),
+            chunk: panels_of_range(device, n_panels, bytes, at_once),
             first,
             y,
         }
@@ -379,6 +391,7 @@ fn multiply_quantized(
             x: x.view(run.clone()),
             range,
             y,
+            reads: device.tuning.of(w.weight_kind()),
         };
         match x.blocks.tiles {
             true => amx::multiply(device, work),
@@ -408,6 +421,7 @@ fn multiply_selected_quantized(
             x: x.view(row..row + 1),
             range: 0..1,
             y,
+            reads: device.tuning.of(w.weight_kind()),
         };
         work.multiply(device);
     });

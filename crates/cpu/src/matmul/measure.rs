@@ -98,23 +98,28 @@ pub(crate) fn saturate(device: &Device, tiles: bool, steps: usize) -> Option<u64
     Some(done.into_inner())
 }
 
+/// Reads `bytes`, in the work ranges of a product, and returns their sum.
+pub(crate) fn read_bytes(device: &Device, bytes: &[u8]) -> u64 {
+    let total = AtomicU64::new(0);
+    device.pool.each(bytes.len(), WORK_RANGE_BYTES, |_, range| {
+        total.fetch_add(device.isa.run(Read(&bytes[range])), Relaxed);
+    });
+    total.into_inner()
+}
+
 /// Reads all bytes of `w`, in the work ranges of a product, and returns their sum.
 pub(crate) fn read(device: &Device, w: &Matrix) -> u64 {
-    let total = AtomicU64::new(0);
-    let all = |bytes: &[u8]| {
-        device.pool.each(bytes.len(), WORK_RANGE_BYTES, |_, range| {
-            total.fetch_add(device.isa.run(Read(&bytes[range])), Relaxed);
-        });
-    };
+    let mut total = 0u64;
+    let mut all = |bytes: &[u8]| total = total.wrapping_add(read_bytes(device, bytes));
     match w.storage::<PackedWeights>().layout().source() {
         PanelSource::Packed(data) => all(data.elements()),
         PanelSource::Mapped(kept) => {
             for part in kept.iter().map(Kept::view) {
                 [part.codes, part.scales, part.biases]
                     .into_iter()
-                    .for_each(all);
+                    .for_each(&mut all);
             }
         }
     }
-    total.into_inner()
+    total
 }

@@ -38,6 +38,7 @@
 //! | `weights` | one matrix, of either kind | `plain`, `quantized` |
 //! | `dispatch` | the ops: from a product to work ranges to a kernel | all above |
 //! | `measure` | upper bounds of speed: plain reads, products in registers | `weights` |
+//! | `trial` | products of weights in memory that are read in any way, to be timed | all above |
 
 mod activations;
 #[cfg_attr(
@@ -53,6 +54,7 @@ mod pack_buffer;
 mod pack_quantized;
 mod plain;
 mod quantized;
+mod trial;
 mod vectors;
 mod weights;
 
@@ -60,4 +62,5 @@ pub use definition::dot;
 pub(crate) use dispatch::{embed, matmul_into, matmul_rows, matmul_runs};
 pub(crate) use measure::{read, saturate};
 pub(crate) use pack_buffer::PackBuffer;
+pub use trial::Trial;
 pub(crate) use weights::matrix;

@@ -13,8 +13,9 @@ use super::pack_buffer::PackBuffer;
 use crate::arch::{Element, Kernel, Lanes, Registers, load, store, with_element};
 use crate::device::Device;
 use crate::memory::{bytes, elements};
-use crate::microkernel::{Operands, Prefetch, accumulate, even, microkernels};
+use crate::microkernel::{Operands, PREFETCH_DISTANCE, Prefetch, accumulate, even, microkernels};
 use crate::pool::DisjointSlice;
+use crate::tuning::{WeightKind, WeightReads};
 use quant::{Scalar, Stored, WeightLayout};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -164,14 +165,19 @@ fn put_fours<const S: usize>(
 }
 
 /// One worker's range of a product: some panels for all rows of `x`.
-struct PlainWork<'a, W> {
-    x: &'a [f32],
-    rows: usize,
-    panels: &'a PlainPanels,
+pub(crate) struct PlainWork<'a, W> {
+    /// `[rows, cols]`
+    pub(crate) x: &'a [f32],
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
     /// The elements of panels `range`.
-    weights: &'a [W],
-    range: Range<usize>,
-    y: &'a DisjointSlice<'a, f32>,
+    pub(crate) weights: &'a [W],
+    /// Columns of the output.
+    pub(crate) n_out: usize,
+    pub(crate) range: Range<usize>,
+    /// The output, `[rows, n_out]`.
+    pub(crate) y: &'a DisjointSlice<'a, f32>,
+    pub(crate) reads: WeightReads,
 }
 
 impl<W: Element> Kernel for PlainWork<'_, W> {
@@ -180,16 +186,18 @@ impl<W: Element> Kernel for PlainWork<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let block = even(self.rows, L::REGISTERS.most_rows());
-        let cols = self.panels.cols;
+        let cols = self.cols;
         let depth = if self.rows <= block { cols } else { DEPTH };
         let mut p = self.range.start;
         while p < self.range.end {
             let left = self.range.end - p;
             // Panels at once, so that few rows still have sums enough to hide the
             // latency of an addition (4 cycles, 2 a cycle).
+            let most = self.reads.of_rows(block);
             let r = match (L::REGISTERS, block) {
-                (Registers::Wide, 1..=2) | (Registers::Narrow, 1) if left >= 4 => 4,
-                (Registers::Wide, _) | (Registers::Narrow, 2) if left >= 2 => 2,
+                (Registers::Wide, 1) if left >= 8 && most >= 8 => 8,
+                (Registers::Wide, 1..=2) | (Registers::Narrow, 1) if left >= 4 && most >= 4 => 4,
+                (Registers::Wide, _) | (Registers::Narrow, 1..=2) if left >= 2 => 2,
                 _ => 1,
             };
             for first in (0..cols.max(1)).step_by(depth.max(1)) {
@@ -235,7 +243,7 @@ impl<W: Element> PlainWork<'_, W> {
                 unsafe { self.block::<L, M, R>((row, p), cols) }
             };
             Wide:
-                (1, 4) (2, 4)
+                (1, 8) (1, 4) (2, 4)
                 (1, 2) (2, 2) (3, 2) (4, 2) (5, 2) (6, 2) (7, 2) (8, 2)
                 (1, 1) (2, 1) (3, 1) (4, 1);
             Narrow: (1, 4) (1, 2) (2, 2) (1, 1) (2, 1) (3, 1) (4, 1);
@@ -253,16 +261,13 @@ impl<W: Element> PlainWork<'_, W> {
         (row, panel): (usize, usize),
         cols: Range<usize>,
     ) {
-        let k = self.panels.cols;
+        let k = self.cols;
         let out = |m: usize, r: usize| {
             let first = (panel + r) * 16;
-            let start = (row + m) * self.panels.rows + first;
+            let start = (row + m) * self.n_out + first;
             // SAFETY: parts of one block are used one at a time, and its panels
             // belong to this worker.
-            unsafe {
-                self.y
-                    .part(start..start + (self.panels.rows - first).min(16))
-            }
+            unsafe { self.y.part(start..start + (self.n_out - first).min(16)) }
         };
         let mut acc = [[L::splat(0.0); R]; M];
         if cols.start > 0 {
@@ -280,7 +285,7 @@ impl<W: Element> PlainWork<'_, W> {
             w_stride: k * 16,
             k: cols.len(),
             prefetch: if row == 0 {
-                Prefetch::Ahead
+                Prefetch::Ahead(self.reads.distance)
             } else {
                 Prefetch::None
             },
@@ -306,10 +311,20 @@ pub(crate) fn multiply(
     range: Range<usize>,
     y: &DisjointSlice<'_, f32>,
 ) {
+    let reads = device.tuning.of(WeightKind::Plain);
     pack::each(device, w, buffer, range, |range, panels| {
         with_element!(w.scalar, W => {
             let weights = elements(panels);
-            device.isa.run(PlainWork::<W> { x, rows, panels: w, weights, range, y });
+            device.isa.run(PlainWork::<W> {
+                x,
+                rows,
+                cols: w.cols,
+                weights,
+                n_out: w.rows,
+                range,
+                y,
+                reads,
+            });
         });
     });
 }
@@ -335,7 +350,7 @@ impl<W: Element> Kernel for OnePanel<'_, W> {
             w_step: 16,
             w_stride: 0,
             k: self.x.len(),
-            prefetch: Prefetch::Ahead,
+            prefetch: Prefetch::Ahead(PREFETCH_DISTANCE),
         };
         // SAFETY: one row of `x` and one panel of as many columns.
         unsafe { accumulate::<L, W, 1, 1>(&mut acc, operands) };

@@ -36,6 +36,7 @@ use super::activations::ActivationView;
 use super::pack::{self, PanelSource};
 use crate::arch::{Element, Lanes, with_element};
 use crate::pool::DisjointSlice;
+use crate::tuning::{WeightKind, WeightReads};
 use half::f16;
 use quant::{Rotated, Scalar};
 use std::ops::Range;
@@ -170,6 +171,15 @@ pub(crate) struct QuantizedPanels {
 }
 
 impl QuantizedPanels {
+    /// The kind of weights whose tuning is used.
+    pub(crate) fn weight_kind(&self) -> WeightKind {
+        match self.kind {
+            AFFINE4 => WeightKind::Affine4,
+            AFFINE8 | LEVEL8 => WeightKind::Codes8,
+            _ => WeightKind::Levels4,
+        }
+    }
+
     /// Vectors of codes of one group.
     pub(crate) fn vectors(&self) -> usize {
         self.group / if pairs(self.kind) { 8 } else { 4 }
@@ -309,6 +319,7 @@ pub(crate) struct QuantizedWork<'a> {
     pub(crate) range: Range<usize>,
     /// The output, `[rows, n_out]`.
     pub(crate) y: &'a DisjointSlice<'a, f32>,
+    pub(crate) reads: WeightReads,
 }
 
 impl QuantizedWork<'_> {

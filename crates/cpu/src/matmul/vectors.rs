@@ -19,7 +19,8 @@ use super::quantized::{
 };
 use crate::arch::{Bytes, Lanes, Registers, store};
 use crate::device::Device;
-use crate::microkernel::{PREFETCH_DISTANCE, microkernels};
+use crate::microkernel::microkernels;
+use crate::tuning::PrefetchHint;
 use backend::math::Float;
 
 /// A kernel for each kind of codes, in a module of its own: they are the largest of all and
@@ -91,24 +92,31 @@ impl QuantizedWork<'_> {
         let registers = <B::Lanes as Lanes>::REGISTERS;
         let mut p = self.range.start;
         while p < self.range.end {
-            // Several panels at once keep more sums under way, and share what is loaded
-            // of the activations. They are streams to memory, too, of which a core reads
-            // four 1.1 times as fast as two, and those 1.2 times as fast as one
-            // (Sapphire Rapids). More than four rows have no registers for four.
+            // Several panels at once keep more sums under way, share what is loaded of the
+            // activations, and are as many streams of memory. More than four rows have no
+            // registers for four.
             let left = self.range.end - p;
-            let r = match (registers, self.x.rows) {
-                (Registers::Wide, 1..=4) if left >= 4 => 4,
-                (Registers::Wide, _) if left >= 2 => 2,
+            let most = self.reads.of_rows(self.x.rows);
+            let r = match registers {
+                Registers::Wide if left >= 8 && most >= 8 => 8,
+                Registers::Wide if left >= 4 && most >= 4 => 4,
+                Registers::Wide if left >= 2 => 2,
                 _ => 1,
             };
             for row in (0..self.x.rows).step_by(self.x.block) {
                 let m = (self.x.rows - row).min(self.x.block);
+                if m == 1
+                    && self.reads.hint != PrefetchHint::DEFAULT
+                    && self.one_row::<B, KIND>(row, p, r)
+                {
+                    continue;
+                }
                 microkernels! {
                     (registers, m, r) => |M, R| {
-                        self.block::<B, KIND, M, R, { sums_at_once(M, R) }>(row, p)
+                        self.block::<B, KIND, M, R, { sums_at_once(M, R) }, { PrefetchHint::DEFAULT as u8 }>(row, p)
                     };
                     Wide:
-                        (1, 4) (2, 4) (3, 4) (4, 4)
+                        (1, 8) (1, 4) (2, 4) (3, 4) (4, 4)
                         (1, 2) (2, 2) (3, 2) (4, 2) (5, 2) (6, 2) (7, 2) (8, 2)
                         (1, 1) (2, 1) (3, 1) (4, 1) (5, 1) (6, 1) (7, 1) (8, 1);
                     Narrow: (1, 1) (2, 1) (3, 1) (4, 1);
@@ -118,10 +126,39 @@ impl QuantizedWork<'_> {
         }
     }
 
-    /// Multiplies the `M` rows from `row` with the `R` panels from `p`, the sums of `S` panels
-    /// at a time.
+    /// Multiplies row `row` with the `r` panels from `p`, with another hint than the default. Returns
+    /// whether it has: not where there are so few panels that it does not matter.
     #[inline(always)]
-    fn block<B: Bytes, const KIND: CodeKind, const M: usize, const R: usize, const S: usize>(
+    fn one_row<B: Bytes, const KIND: CodeKind>(&self, row: usize, p: usize, r: usize) -> bool {
+        macro_rules! hints {
+            ($($registers:ident $r:literal: $($hint:ident)*;)*) => {
+                match (<B::Lanes as Lanes>::REGISTERS, r, self.reads.hint) {
+                    $($((Registers::$registers, $r, PrefetchHint::$hint) => {
+                        self.block::<B, KIND, 1, $r, $r, { PrefetchHint::$hint as u8 }>(row, p)
+                    })*)*
+                    _ => return false,
+                }
+            };
+        }
+        hints! {
+            Wide 8: None L1 L2 Once;
+            Wide 4: None L1 L2 Once;
+            Narrow 1: None L1 L2 Once;
+        }
+        true
+    }
+
+    /// Multiplies the `M` rows from `row` with the `R` panels from `p`, the sums of `S` panels
+    /// at a time. `HINT` is the number of a [`PrefetchHint`].
+    #[inline(always)]
+    fn block<
+        B: Bytes,
+        const KIND: CodeKind,
+        const M: usize,
+        const R: usize,
+        const S: usize,
+        const HINT: u8,
+    >(
         &self,
         row: usize,
         p: usize,
@@ -135,8 +172,8 @@ impl QuantizedWork<'_> {
                 // SAFETY: group `g` of the block's, and `S` of its `R` panels.
                 unsafe {
                     block.start::<B, S>(g, &mut sums);
-                    block.multiply_group::<B, S>(g, first, table, &mut sums);
-                    block.scale_group::<B, S>(g, first, &sums, &mut y);
+                    block.multiply_group::<B, S, HINT>(g, first, table, &mut sums);
+                    block.scale_group::<B, S, HINT>(g, first, &sums, &mut y);
                 }
             }
         }
@@ -161,6 +198,8 @@ struct Block<'a, const KIND: CodeKind, const M: usize, const R: usize> {
     groups: usize,
     /// Whether these are the first rows, which prefetch the panels for all others.
     is_first: bool,
+    /// Bytes between what is read and what is prefetched.
+    distance: usize,
 }
 
 impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M, R> {
@@ -198,6 +237,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
             factors: &work.x.factors[row * GROUP_FACTORS * groups..][..M * GROUP_FACTORS * groups],
             groups,
             is_first: row == 0,
+            distance: work.reads.distance,
         }
     }
 
@@ -223,8 +263,8 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     #[inline(always)]
     fn ahead(&self, at: usize) -> usize {
         let panel = self.w.panel_bytes;
-        let ends = at + PREFETCH_DISTANCE >= panel;
-        PREFETCH_DISTANCE + if ends { (R - 1) * panel } else { 0 }
+        let ends = at + self.distance >= panel;
+        self.distance + if ends { (R - 1) * panel } else { 0 }
     }
 
     /// Sets the sums of group `g` to what they start from. Codes of levels are multiplied with 8 or
@@ -264,7 +304,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         clippy::needless_range_loop,
         reason = "an index names the same row or panel in several arrays"
     )]
-    unsafe fn multiply_group<B: Bytes, const S: usize>(
+    unsafe fn multiply_group<B: Bytes, const S: usize, const HINT: u8>(
         &self,
         g: usize,
         first: usize,
@@ -305,7 +345,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                         if self.is_first && !spare {
                             for line in 0..wide {
                                 let line = codes.wrapping_add(line).cast::<u8>();
-                                B::Lanes::prefetch(line.wrapping_add(ahead));
+                                B::Lanes::prefetch_to::<HINT>(line.wrapping_add(ahead));
                             }
                         }
                         both[r] = Self::unpack_eight::<B>(codes, spare, table);
@@ -391,7 +431,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     ///
     /// There are such a group and panels.
     #[inline(always)]
-    unsafe fn scale_group<B: Bytes, const S: usize>(
+    unsafe fn scale_group<B: Bytes, const S: usize, const HINT: u8>(
         &self,
         g: usize,
         first: usize,
@@ -406,7 +446,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
             if self.is_first && j == 0 {
                 for line in (codes..self.w.superblock_bytes).step_by(64) {
                     let line = self.data.as_ptr().wrapping_add(start + line);
-                    B::Lanes::prefetch(line.wrapping_add(self.ahead(at)));
+                    B::Lanes::prefetch_to::<HINT>(line.wrapping_add(self.ahead(at)));
                 }
             }
             // SAFETY: the scales of a super-block follow its codes.

@@ -6,6 +6,7 @@ use super::plain::PlainPanels;
 use super::quantized::QuantizedPanels;
 use crate::ahead::Successor;
 use crate::device::{Activations, Device};
+use crate::tuning::WeightKind;
 use backend::Matrix;
 use quant::Stored;
 use std::sync::atomic::AtomicU64;
@@ -26,6 +27,14 @@ pub(crate) enum Panels {
 }
 
 impl PackedWeights {
+    /// The kind of weights whose tuning is used.
+    pub(crate) fn kind(&self) -> WeightKind {
+        match &self.panels {
+            Panels::Plain(_) => WeightKind::Plain,
+            Panels::Quantized(w) => w.weight_kind(),
+        }
+    }
+
     /// How the panels are laid out, and where they come from.
     pub(crate) fn layout(&self) -> &dyn PanelLayout {
         match &self.panels {

@@ -7,8 +7,8 @@ use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
-    _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm256_dpbusd_avx_epi32,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm_loadu_si128, _mm_storeu_si128, _mm256_dpbusd_avx_epi32, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_storeu_ps, _mm256_storeu_si256,
 };
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -206,9 +206,8 @@ impl Lanes for Avx2 {
         Avx2(_mm256_xor_ps(self.0, sign), _mm256_xor_ps(self.1, sign))
     }
     #[inline(always)]
-    fn prefetch(p: *const u8) {
-        // SAFETY: a hint, for which any address will do; every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    fn prefetch_to<const HINT: u8>(p: *const u8) {
+        super::prefetch::<HINT>(p);
     }
     #[inline(always)]
     fn sum(self) -> f32 {

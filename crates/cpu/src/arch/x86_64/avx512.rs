@@ -7,11 +7,10 @@ use crate::arch::lanes::{Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::{
-    __m512, __m512i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
-    _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_dpbusd_epi32,
-    _mm512_gf2p8affine_epi64_epi8, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi8, _mm512_storeu_ps, _mm512_storeu_si512,
-    _mm512_ternarylogic_epi32,
+    __m512, __m512i, _CMP_LT_OQ, _CMP_UNORD_Q, _mm_loadu_si128, _mm_storeu_si128,
+    _mm256_loadu_si256, _mm256_storeu_si256, _mm512_dpbusd_epi32, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_permutexvar_epi8, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_ternarylogic_epi32,
 };
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -143,9 +142,8 @@ impl Lanes for Avx512 {
         Avx512(_mm512_xor_ps(self.0, _mm512_set1_ps(-0.0)))
     }
     #[inline(always)]
-    fn prefetch(p: *const u8) {
-        // SAFETY: a hint, for which any address will do; every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    fn prefetch_to<const HINT: u8>(p: *const u8) {
+        super::prefetch::<HINT>(p);
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -1,0 +1,326 @@
+//! How products read their weights on this machine: measured once, and remembered.
+//!
+//! Each choice is timed beside a plain read of as many bytes in the same milliseconds, for memory
+//! shared with others is faster and slower from one second to the next. A choice replaces the
+//! default only if it was faster in most rounds and by more than [`WORTH`] in the median.
+
+use crate::{machine, places};
+use anyhow::Result;
+use cpu::{CpuOptions, PrefetchHint, Trial, Tuning, WeightKind, WeightReads};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Bytes of weights from which on a model is worth a measurement: smaller ones are in caches.
+const MODEL_BYTES: u64 = 256 << 20;
+/// Changes when what is measured does, so that old results do not count.
+const VERSION: u32 = 1;
+/// Name of the file of results in the cache folder.
+const FILE: &str = "cpu-tuning.json";
+/// Results that are kept, of several numbers of threads and instruction sets; each takes about a kilobyte.
+const RESULTS: usize = 64;
+/// Bytes that the file may have.
+const FILE_BYTES: u64 = 1 << 20;
+
+/// Bytes of weights that are read in turns.
+const WEIGHT_BYTES: usize = 128 << 20;
+/// The time of one comparison, of which there are four or five for each kind of weights; and the
+/// least and most rounds of it.
+const LIMIT: Duration = Duration::from_millis(6);
+const ROUNDS: std::ops::RangeInclusive<usize> = 5..=41;
+/// How many times as long as a fast plain read a slow one may take (their quarters) for a result to be kept:
+/// beside another program that computes, nothing can be measured.
+const STEADY: f64 = 1.6;
+/// How much faster than the one before a choice has to be.
+const WORTH: f64 = 0.03;
+/// Rows of a step with drafts of 3 tokens.
+const FEW_ROWS: usize = 4;
+
+/// What was measured of one kind of weights.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct KindResult {
+    /// The kind of weights.
+    pub(crate) kind: WeightKind,
+    /// The fastest way to read them.
+    pub(crate) reads: WeightReads,
+    /// The speed of one row that reads its weights so, as a share of a plain read.
+    pub(crate) share: f64,
+    /// The same for the default way.
+    pub(crate) default_share: f64,
+}
+
+/// What was measured of this machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Threads that compute.
+    pub(crate) threads: usize,
+    /// How weights are read.
+    pub(crate) tuning: Tuning,
+    /// What each kind's choice rests on.
+    pub(crate) kinds: Vec<KindResult>,
+    /// Bytes a second of a plain read, by all threads.
+    pub(crate) read_bytes_per_second: f64,
+    /// How many times as long as a fast plain read a slow one took, by their quarters.
+    pub(crate) spread: f64,
+    /// Milliseconds that measuring took.
+    pub(crate) took_ms: f64,
+}
+
+/// The options with what is known of this machine, or, where `model_bytes` of weights are worth
+/// it, with what is measured now.
+pub(crate) fn tuned(options: CpuOptions, model_bytes: u64) -> Result<CpuOptions> {
+    if options.activations != cpu::Activations::Int8 {
+        return Ok(options);
+    }
+    let known = known(options);
+    let measured = match known {
+        None if model_bytes >= MODEL_BYTES => measure(options)?,
+        known => known,
+    };
+    Ok(match measured {
+        Some(measured) => {
+            let Measured {
+                threads, tuning, ..
+            } = measured;
+            CpuOptions {
+                threads,
+                tuning,
+                ..options
+            }
+        }
+        None => options,
+    })
+}
+
+/// What an earlier start has measured with these options.
+pub(crate) fn known(options: CpuOptions) -> Option<Measured> {
+    read(&file()?).remove(&key(options))
+}
+
+/// Measures and remembers; `None` if there is too little memory to, or times were not steady.
+///
+/// # Errors
+///
+/// If the processor cannot be used as `options` ask.
+pub(crate) fn measure(options: CpuOptions) -> Result<Option<Measured>> {
+    let cores = cpu::cores();
+    let mut best = of_threads(options)?;
+    // Several hardware threads of a core, if nobody has said how many threads are to work.
+    if options.threads == 0
+        && cores.threads > cores.cores
+        && let Some(one_a_core) = &best
+    {
+        let all = of_threads(CpuOptions {
+            threads: cores.threads,
+            ..options
+        })?;
+        if let Some(all) = all
+            && all.row_speed() > (1.0 + WORTH) * one_a_core.row_speed()
+        {
+            best = Some(all);
+        }
+    }
+    best = best.filter(|measured| measured.spread <= STEADY);
+    if let (Some(measured), Some(file)) = (&best, file()) {
+        // A result that cannot be kept is measured again.
+        let _ = keep(&file, key(options), measured.clone());
+    }
+    Ok(best)
+}
+
+impl Measured {
+    /// Bytes of weights a second that one row multiplies, on average over kinds of weights.
+    fn row_speed(&self) -> f64 {
+        let shares: f64 = self.kinds.iter().map(|kind| kind.share).sum();
+        self.read_bytes_per_second * shares / self.kinds.len().max(1) as f64
+    }
+}
+
+/// The file of results; `None` without a cache folder.
+fn file() -> Option<PathBuf> {
+    Some(places::cache()?.join(FILE))
+}
+
+/// What a result depends on: this program, the processor, and the options.
+fn key(options: CpuOptions) -> String {
+    let cpu::Cores { cores, threads } = cpu::cores();
+    let CpuOptions { isa, pin, .. } = options;
+    let isa = isa.map_or("best", cpu::Isa::name);
+    let pinned = if pin { ", pinned" } else { "" };
+    format!(
+        "{} ({VERSION}): {}; {cores} cores, {threads} hardware threads; {} threads, {isa}{pinned}",
+        env!("CARGO_PKG_VERSION"),
+        machine::processor(),
+        options.threads,
+    )
+}
+
+/// The results in `file`; none if it is missing or no such file.
+fn read(file: &Path) -> BTreeMap<String, Measured> {
+    let is_small = file.metadata().is_ok_and(|file| file.len() <= FILE_BYTES);
+    let bytes = is_small.then(|| fs::read(file).ok()).flatten();
+    bytes
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default()
+}
+
+/// Adds a result to `file`, which is replaced as a whole, so that nobody reads half of it.
+fn keep(file: &Path, key: String, measured: Measured) -> std::io::Result<()> {
+    let mut all = read(file);
+    if all.len() >= RESULTS {
+        all.clear();
+    }
+    all.insert(key, measured);
+    fs::create_dir_all(file.parent().unwrap_or(file))?;
+    let part = file.with_extension(format!("{}.part", std::process::id()));
+    let written = fs::write(&part, serde_json::to_vec(&all)?);
+    written
+        .and_then(|()| fs::rename(&part, file))
+        .inspect_err(|_| drop(fs::remove_file(&part)))
+}
+
+/// What is fastest with as many threads as `options` say.
+fn of_threads(options: CpuOptions) -> Result<Option<Measured>> {
+    let start = Instant::now();
+    let Some(mut trial) = Trial::new(options, WEIGHT_BYTES)? else {
+        return Ok(None);
+    };
+    let mut tuning = Tuning::default();
+    let mut reads = Vec::new();
+    let kinds = WeightKind::ALL.map(|kind| {
+        let of_kind = best_of_kind(&mut trial, kind, &mut reads);
+        tuning.set(kind, of_kind.reads);
+        of_kind
+    });
+    let [quarter, half, three] = quartiles(&mut reads);
+    Ok(Some(Measured {
+        threads: trial.threads(),
+        tuning,
+        kinds: kinds.into(),
+        read_bytes_per_second: trial.part_bytes() as f64 / half,
+        spread: three / quarter,
+        took_ms: start.elapsed().as_secs_f64() * 1e3,
+    }))
+}
+
+/// The fastest way to read weights of `kind`: one thing after the other is changed, and in the end all changes
+/// together have to be worth it. Adds the seconds of each plain read to `reads`.
+fn best_of_kind(trial: &mut Trial, kind: WeightKind, reads: &mut Vec<f64>) -> KindResult {
+    let default = WeightReads::default();
+    let mut best = default;
+    let mut choose = |best: WeightReads, rows: usize, others: Vec<WeightReads>| {
+        let choices = [vec![best], others].concat();
+        let (chosen, shares) = fastest(trial, kind, rows, &choices, reads);
+        (choices[chosen], shares[0], shares[chosen])
+    };
+    let panels = [2, 8].map(|panels| WeightReads { panels, ..best });
+    best = choose(best, 1, panels.into()).0;
+    let distances = [1024, 2048, 8192].map(|distance| WeightReads { distance, ..best });
+    best = choose(best, 1, distances.into()).0;
+    if kind != WeightKind::Plain {
+        let hints = PrefetchHint::ALL
+            .into_iter()
+            .filter(|&hint| hint != best.hint);
+        let hints = hints.map(|hint| WeightReads { hint, ..best }).collect();
+        best = choose(best, 1, hints).0;
+    }
+    let changed = (best != default).then_some(best);
+    let (reads, default_share, share) = choose(default, 1, changed.into_iter().collect());
+    let two = WeightReads {
+        panels_of_few_rows: 2,
+        ..reads
+    };
+    let (reads, ..) = choose(reads, FEW_ROWS, vec![two]);
+    KindResult {
+        kind,
+        reads,
+        share,
+        default_share,
+    }
+}
+
+/// Which of `choices` multiplies `rows` rows fastest, the first one if none is clearly faster, and the
+/// speed of each as a share of a plain read: medians over rounds in which all take turns.
+fn fastest(
+    trial: &mut Trial,
+    kind: WeightKind,
+    rows: usize,
+    choices: &[WeightReads],
+    reads: &mut Vec<f64>,
+) -> (usize, Vec<f64>) {
+    let seconds = |work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        work();
+        start.elapsed().as_secs_f64().max(1e-9)
+    };
+    let start = Instant::now();
+    let mut shares = vec![Vec::new(); choices.len()];
+    // A first round wakes the threads.
+    for round in 0..=*ROUNDS.end() {
+        if round > *ROUNDS.start() && start.elapsed() > LIMIT {
+            break;
+        }
+        let read = seconds(&mut || trial.read());
+        let times: Vec<f64> = choices
+            .iter()
+            .map(|&reads| seconds(&mut || _ = trial.multiply(kind, rows, reads)))
+            .collect();
+        if round > 0 {
+            reads.push(read);
+            for (shares, time) in shares.iter_mut().zip(times) {
+                shares.push(read / time);
+            }
+        }
+    }
+    choice_of(&shares)
+}
+
+/// Which choice is clearly the fastest, the first one if none is, given the speed of each choice in
+/// each round; and the median speed of each.
+fn choice_of(shares: &[Vec<f64>]) -> (usize, Vec<f64>) {
+    let median = |all: &Vec<f64>| quartiles(&mut all.clone())[1];
+    let medians: Vec<f64> = shares.iter().map(median).collect();
+    let is_clear = |i: &usize| {
+        let rounds = shares[*i].iter().zip(&shares[0]);
+        let faster = rounds.filter(|(other, first)| other > first).count();
+        4 * faster >= 3 * shares[0].len() && medians[*i] > (1.0 + WORTH) * medians[0]
+    };
+    let clear = (1..shares.len()).filter(is_clear);
+    let chosen = clear.max_by(|&a, &b| medians[a].total_cmp(&medians[b]));
+    (chosen.unwrap_or(0), medians)
+}
+
+/// The values that a quarter, half and three quarters of `values` are not above; zeros of none.
+fn quartiles(values: &mut [f64]) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|n| values.get(values.len() * n / 4).copied().unwrap_or(0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_taken_only_where_it_is_clearly_faster() {
+        let first = vec![0.80, 0.82, 0.78, 0.80];
+        let by = |factor: f64| first.iter().map(|share| share * factor).collect::<Vec<_>>();
+        let chosen = |others: &[Vec<f64>]| {
+            let all: Vec<_> = std::iter::once(first.clone())
+                .chain(others.to_vec())
+                .collect();
+            choice_of(&all).0
+        };
+        assert_eq!(chosen(&[by(1.02), by(0.9)]), 0, "not by enough");
+        assert_eq!(chosen(&[by(1.05), by(1.1)]), 2, "the fastest");
+        assert_eq!(
+            chosen(&[vec![0.7, 0.7, 0.95, 0.95]]),
+            0,
+            "not in most rounds"
+        );
+        let (_, medians) = choice_of(&[first.clone(), by(2.0)]);
+        assert_eq!(medians, [0.80, 1.60]);
+        assert_eq!(quartiles(&mut [4.0, 1.0, 3.0, 2.0]), [2.0, 3.0, 4.0]);
+    }
+}
