@@ -9,28 +9,13 @@ mod shapes;
 
 use backend::{Batch, Record};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
-use cuda::{Cuda, DryRun};
+use cuda::Cuda;
 use models::load_target;
 use random::Random;
 use std::path::Path;
 use std::sync::Mutex;
+use suites::cards::{CARDS, Card};
 use weights::Checkpoint;
-
-/// A name, compute capability, multiprocessors, and KiB of shared memory that a block can have.
-type Card = (&'static str, (u32, u32), usize, usize);
-
-/// A card of each compute capability that kernels are written for.
-const CARDS: &[Card] = &[
-    ("A100", (8, 0), 108, 163),
-    ("RTX 3090", (8, 6), 82, 99),
-    ("RTX 3050", (8, 6), 20, 99),
-    ("Jetson Orin", (8, 7), 16, 163),
-    ("RTX 4090", (8, 9), 128, 99),
-    ("H200", (9, 0), 132, 227),
-    ("B200", (10, 0), 148, 227),
-    ("RTX 5090", (12, 0), 170, 99),
-    ("DGX Spark", (12, 1), 48, 99),
-];
 
 const MODELS: &[&str] = &[
     "gemma4-31b",
@@ -43,19 +28,18 @@ const MODELS: &[&str] = &[
 /// Rows of a step: of one text, with drafts, of several texts, and of prompts.
 const ROWS: &[usize] = &[1, 2, 4, 8, 16, 20, 33, 64, 200, 1024];
 
+/// Formats of weights: two of 4 bits, the one that takes most shared memory, and plain numbers.
+const FORMATS: &[&str] = &["affine4-g64", "tq4_1s", "affine8-g32", "bf16"];
+
+/// Formats of the KV cache, for weights in the first format; products do not depend on them.
 const KV_FORMATS: &[&str] = &["bf16", "q8_0,turbo4", "turbo4,turbo3", "f32"];
 
 /// What fails of steps of `model` on `card`, with weights in `format`.
 fn failures(card: Card, model: &str, checkpoint: &Checkpoint, format: &str) -> Vec<String> {
     let format = quant::format(format).unwrap();
-    let (name, capability, multiprocessors, shared) = card;
     let shape = shapes::shape(model);
     let b = Random {
-        inner: Cuda::dry_run(DryRun {
-            capability,
-            multiprocessors,
-            shared_memory: shared << 10,
-        }),
+        inner: Cuda::dry_run(card.device),
         format,
         experts: shape.experts,
         table: shape.table,
@@ -63,13 +47,11 @@ fn failures(card: Card, model: &str, checkpoint: &Checkpoint, format: &str) -> V
     };
     let target = load_target(&b, checkpoint).unwrap();
     let mut failed = Vec::new();
-    // Products do not depend on the cache's format.
-    let some = if format.block == 1 {
-        1
-    } else {
-        KV_FORMATS.len()
+    let kv_formats = match format.name == FORMATS[0] {
+        true => KV_FORMATS,
+        false => &KV_FORMATS[..1],
     };
-    for &kv in &KV_FORMATS[..some] {
+    for &kv in kv_formats {
         let size = MemorySize {
             sequences: 1,
             context: 4096,
@@ -91,8 +73,8 @@ fn failures(card: Card, model: &str, checkpoint: &Checkpoint, format: &str) -> V
             let logits = target.logits(&b, &hidden);
             if let Err(error) = b.finish() {
                 failed.push(format!(
-                    "{model} on {name}, {}, {kv}, {n} rows: {error}",
-                    format.name
+                    "{model} on {}, {}, {kv}, {n} rows: {error}",
+                    card.name, format.name
                 ));
             }
             drop((hidden, logits));
@@ -110,7 +92,7 @@ fn no_card_is_asked_for_more_than_it_has() {
         shapes::write(&folder, &shapes::shape(model), &quant::BF16);
         let checkpoint = Checkpoint::open(&folder).unwrap();
         for &card in CARDS {
-            for format in ["affine4-g64", "bf16"] {
+            for format in FORMATS {
                 failed.extend(failures(card, model, &checkpoint, format));
             }
         }

@@ -1,13 +1,14 @@
 //! Which kernels a step of each family launches on a GPU, seen in a dry run: where a rule of
 //! fusion no longer finds what it looks for, these lists grow.
 
-use backend::{Batch, Store, Tensor};
+use backend::{Batch, Record, Store, Tensor};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cuda::{Cuda, DryRun};
 use models::{
     ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, encode, load_target,
     load_tower,
 };
+use suites::cards::CARDS;
 use suites::{CODED, repository};
 use weights::Checkpoint;
 
@@ -153,6 +154,27 @@ fn no_family_launches_more_than_it_did() {
     assert_eq!(found.len(), MOST.len());
 }
 
+/// Targets, draft heads and towers on every card: none is asked for more shared memory, threads or blocks
+/// than it has, which a dry run makes an error.
+#[test]
+fn every_card_can_launch_what_it_is_asked_to() {
+    for card in CARDS {
+        let cuda = Cuda::dry_run(card.device);
+        for &(name, head) in SUBJECTS {
+            for n in [1, 4, 20, 200] {
+                step(&cuda, name, head, n);
+                let done = cuda.finish();
+                done.unwrap_or_else(|e| panic!("{name} {head:?}, {n} rows on {}: {e}", card.name));
+            }
+        }
+        for &(folder, _) in MOST_OF_TOWERS {
+            look(&cuda, folder);
+            let done = cuda.finish();
+            done.unwrap_or_else(|e| panic!("{folder} on {}: {e}", card.name));
+        }
+    }
+}
+
 /// Targets whose weights are kept in f32, beside those in codes of several kinds.
 const STORED: &[&str] = &[
     "tests/golden/checkpoints/gemma4-dense",
@@ -222,25 +244,29 @@ const MOST_OF_TOWERS: &[(&str, usize)] = &[
     ("tests/golden/checkpoints/gemma4-unified", 13),
 ];
 
+/// The launches of the tower in `folder` that looks at a picture of two by three rows.
+fn look(cuda: &Cuda, folder: &str) -> Vec<String> {
+    let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+    let tower = load_tower(cuda, &checkpoint).unwrap();
+    let side = tower.outline().patch * tower.outline().merge;
+    let (height, width) = (2 * side, 3 * side);
+    let rgb = suites::test_pixels(1, height, width);
+    let frames = Frames {
+        height,
+        width,
+        rgb: &rgb,
+    };
+    launches(cuda, || {
+        encode(&*tower, cuda, &frames).unwrap();
+        Vec::new()
+    })
+}
+
 #[test]
 fn no_tower_launches_more_than_it_did() {
     let cuda = Cuda::dry_run(DryRun::default());
     for &(folder, most) in MOST_OF_TOWERS {
-        let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
-        let tower = load_tower(&cuda, &checkpoint).unwrap();
-        let side = tower.outline().patch * tower.outline().merge;
-        let (height, width) = (2 * side, 3 * side);
-        let rgb = suites::test_pixels(1, height, width);
-        let frames = Frames {
-            height,
-            width,
-            rgb: &rgb,
-        };
-        let look = || {
-            encode(&*tower, &cuda, &frames).unwrap();
-            Vec::new()
-        };
-        let n = launches(&cuda, look).len();
+        let n = look(&cuda, folder).len();
         assert!(0 < n && n <= most, "{folder}: {n} launches, not {most}");
     }
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blocks;
+pub mod cards;
 pub mod drawing;
 pub mod files;
 pub mod projector;

@@ -84,6 +84,10 @@ pub(crate) fn tuned(options: CpuOptions, model_bytes: u64) -> Result<CpuOptions>
             let Measured {
                 threads, tuning, ..
             } = measured;
+            let threads = match options.threads {
+                0 => threads.min(cpu::cores().threads),
+                asked => asked,
+            };
             CpuOptions {
                 threads,
                 tuning,

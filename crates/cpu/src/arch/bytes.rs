@@ -8,8 +8,8 @@ pub(crate) trait ByteKernel {
     fn run<B: Bytes>(self) -> Self::Output;
 }
 
-/// A way of multiplying bytes: 64 codes, four to a lane, with four activations, into exact sums
-/// in 16 lanes of 32 bits.
+/// A way of multiplying bytes: 64 codes, four to a lane, with four activations of -127 to 127, into
+/// exact sums in 16 lanes of 32 bits.
 ///
 /// Only kernels may use it, inside [`Detected::run_bytes`](super::Detected::run_bytes) and its
 /// like, which know that the CPU has the instructions.
@@ -58,8 +58,9 @@ pub(crate) trait Bytes: 'static {
     fn unpair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
         sums
     }
-    /// Adds, as [`Bytes::add`] or [`Bytes::add_signed`] do, the products of two vectors
-    /// of codes with eight columns of a row, and with those of the next row.
+    /// Adds, as [`Bytes::add`] or, if `SIGNED`, [`Bytes::add_signed`] do, the products of two
+    /// vectors of codes with eight columns of a row, and with those of the next row. Codes below
+    /// 16 may be taken as signed ones.
     ///
     /// # Safety
     ///

@@ -85,7 +85,7 @@ enum ByteProducts {
     Neon,
     /// `sdot`.
     NeonDot,
-    /// `sdot` for one row, `smmla` and `usmmla` for two at once.
+    /// `sdot` and `usdot` for one row, `smmla` and `usmmla` for two at once.
     NeonMatrix,
 }
 

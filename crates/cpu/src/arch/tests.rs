@@ -83,6 +83,10 @@ impl Kernel for All<'_> {
             ("i8", bytes.map(f32::from)),
             ("u8", L::load_u8(&bytes.map(|b: i8| b as u8)).to_array()),
             ("load_i8", L::load_i8(&bytes).to_array()),
+            (
+                "lookup",
+                L::lookup(self.0, &bytes.map(|b| b as u8 % 16)).to_array(),
+            ),
             ("sum", [finite.sum(); 16]),
             ("max_lane", [finite.max_lane(); 16]),
             ("part", part),
@@ -117,6 +121,7 @@ fn expected(a: &[f32; 16], b: &[f32; 16]) -> Vec<[f32; 16]> {
         each(&|a, _| f32::from(finite(a).round_even() as i8)),
         each(&|a, _| f32::from(finite(a).round_even() as i8 as u8)),
         each(&|a, _| f32::from(finite(a).round_even() as i8)),
+        each(&|x, _| a[usize::from(finite(x).round_even() as i8 as u8 % 16)]),
         [math::sum_tree(lanes); 16],
         [lanes.into_iter().fold(f32::NEG_INFINITY, f32::max); 16],
         std::array::from_fn(|i| {
@@ -188,11 +193,43 @@ impl ByteKernel for Sums<'_> {
     }
 }
 
+/// Adds up products of an even number of vectors of codes with two rows at once: the codes as
+/// they are, as signed ones, and their lower halves as signed ones.
+struct PairedSums<'a>(&'a [[u8; 64]], &'a [[[i8; 4]; 4]]);
+impl ByteKernel for PairedSums<'_> {
+    type Output = Option<[[[f32; 16]; 2]; 3]>;
+    #[inline(always)]
+    fn run<B: Bytes>(self) -> Self::Output {
+        if !B::PAIRED {
+            return None;
+        }
+        let zero = B::pair([B::zero(); 2]);
+        let (mut all, mut signed, mut low) = (zero, zero, zero);
+        for (codes, x) in self.0.as_chunks::<2>().0.iter().zip(self.1) {
+            let [a, b] = [B::load(&codes[0]), B::load(&codes[1])];
+            // SAFETY: four values.
+            unsafe {
+                all = B::add_pair::<false>(all, a, b, x.as_ptr());
+                signed = B::add_pair::<true>(signed, B::signed(a), B::signed(b), x.as_ptr());
+                low = B::add_pair::<true>(low, B::low(a), B::low(b), x.as_ptr());
+            }
+        }
+        let sums = [all, signed, low].map(B::unpair);
+        Some(sums.map(|rows| rows.map(|s| B::float(s).to_array())))
+    }
+}
+
 #[test]
 fn byte_sums_are_exact() {
     // The extremes first: 16-bit intermediate sums would saturate.
-    let mut codes = vec![[255u8; 64]; 8];
-    let mut x = [[-127i8; 4], [127; 4], [-128; 4], [127, -127, 127, 127]].repeat(2);
+    let mut codes = [[255u8; 64], [255; 64], [128; 64], [128; 64]].repeat(2);
+    let mut x = [
+        [-127i8; 4],
+        [127; 4],
+        [-127, 127, -127, -127],
+        [127, -127, 127, 127],
+    ]
+    .repeat(2);
     let mut seed = 3u32;
     for _ in 0..40 {
         let mut next = || {
@@ -200,7 +237,7 @@ fn byte_sums_are_exact() {
             (seed >> 24) as u8
         };
         codes.push(std::array::from_fn(|_| next()));
-        x.push(std::array::from_fn(|_| next() as i8));
+        x.push(std::array::from_fn(|_| (next() as i8).max(-127)));
     }
     let seen: [fn(u8) -> i32; 5] = [
         i32::from,
@@ -234,6 +271,16 @@ fn byte_sums_are_exact() {
         for variant in Detected::variants(isa) {
             let got: [[f32; 16]; 6] = variant.run_bytes(Sums(&codes, &x));
             assert_eq!(got[..], want, "{variant:?}");
+            // The second row has the words of the first in another order. Nothing is added to
+            // signed codes where rows are paired.
+            let (firsts, _) = x.as_chunks::<2>();
+            let rows: Vec<_> = firsts.iter().map(|&[a, b]| [a, b, b, a]).collect();
+            let turned: Vec<_> = firsts.iter().flat_map(|&[a, b]| [b, a]).collect();
+            let second: [[f32; 16]; 6] = variant.run_bytes(Sums(&codes, &turned));
+            if let Some(got) = variant.run_bytes(PairedSums(&codes, &rows)) {
+                let want = [0, 3, 1].map(|kind| [want[kind], second[kind]]);
+                assert_eq!(got, want, "{variant:?}");
+            }
         }
     }
 }

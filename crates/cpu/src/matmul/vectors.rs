@@ -356,8 +356,8 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                             let (two, (low, high)) = ([sums[m][r], sums[m + 1][r]], both[r]);
                             let x = x.add(2 * m);
                             [sums[m][r], sums[m + 1][r]] = match KIND {
-                                TABLE3 | TABLE4 | LEVEL8 => B::add_pair::<true>(two, low, high, x),
-                                _ => B::add_pair::<false>(two, low, high, x),
+                                AFFINE8 => B::add_pair::<false>(two, low, high, x),
+                                _ => B::add_pair::<true>(two, low, high, x),
                             };
                         }
                     }
