@@ -7,10 +7,10 @@
 //                                                                                    + end of a slice -> totals -> y
 //
 // A block takes BLOCK_TILES row tiles by BLOCK_ROWS activation rows; each of its 8 warps WARP_TILES row tiles by
-// 8 WARP_COLUMNS activation rows, all of K. Packed weights go through shared memory where a block can have so much, else
-// straight to registers (WEIGHTS_IN_REGISTERS), as plain ones always do, for they are too many. Blocks that run at the same time share the packed weights, which are read once, and the
-// activations stay in L2. Sums are those of the GEMV, slice by slice; totals of whole slices wait in shared memory,
-// each thread's for itself.
+// 8 WARP_COLUMNS activation rows, all of K. Packed weights go through shared memory where a block can have so much,
+// else straight to registers (WEIGHTS_IN_REGISTERS), as plain ones always do, for they are too many. Blocks that run at
+// the same time share the packed weights, which are read once, and the activations stay in L2. Sums are those of the
+// GEMV, slice by slice; totals of whole slices wait in shared memory, each thread's for itself.
 
 #define BLOCK_ROWS GEMM_ROWS
 #define BLOCK_TILES GEMM_TILES
