@@ -42,28 +42,29 @@ macro_rules! microkernels {
         Wide: $(($wide_rows:literal, $wide_vectors:literal))*;
         Narrow: $(($narrow_rows:literal, $narrow_vectors:literal))*;
     ) => {
-        match $registers {
-            $crate::arch::Registers::Wide => match ($rows, $vectors) {
+        // What other registers would have is not even compiled.
+        if const { matches!($registers, $crate::arch::Registers::Wide) } {
+            match ($rows, $vectors) {
                 $(($wide_rows, $wide_vectors) => {
                     const $M: usize = $wide_rows;
                     const $R: usize = $wide_vectors;
                     $call
                 })*
                 _ => unreachable!("no such block for wide registers"),
-            },
-            $crate::arch::Registers::Narrow => match ($rows, $vectors) {
+            }
+        } else if const { matches!($registers, $crate::arch::Registers::Narrow) } {
+            match ($rows, $vectors) {
                 $(($narrow_rows, $narrow_vectors) => {
                     const $M: usize = $narrow_rows;
                     const $R: usize = $narrow_vectors;
                     $call
                 })*
                 _ => unreachable!("no such block for narrow registers"),
-            },
-            $crate::arch::Registers::One => {
-                const $M: usize = 1;
-                const $R: usize = 1;
-                $call
             }
+        } else {
+            const $M: usize = 1;
+            const $R: usize = 1;
+            $call
         }
     };
     (
@@ -71,25 +72,25 @@ macro_rules! microkernels {
         Wide: $($wide_rows:literal)*;
         Narrow: $($narrow_rows:literal)*;
     ) => {
-        match $registers {
-            $crate::arch::Registers::Wide => match $rows {
+        if const { matches!($registers, $crate::arch::Registers::Wide) } {
+            match $rows {
                 $($wide_rows => {
                     const $M: usize = $wide_rows;
                     $call
                 })*
                 _ => unreachable!("no such block for wide registers"),
-            },
-            $crate::arch::Registers::Narrow => match $rows {
+            }
+        } else if const { matches!($registers, $crate::arch::Registers::Narrow) } {
+            match $rows {
                 $($narrow_rows => {
                     const $M: usize = $narrow_rows;
                     $call
                 })*
                 _ => unreachable!("no such block for narrow registers"),
-            },
-            $crate::arch::Registers::One => {
-                const $M: usize = 1;
-                $call
             }
+        } else {
+            const $M: usize = 1;
+            $call
         }
     };
 }

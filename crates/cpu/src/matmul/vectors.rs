@@ -112,7 +112,7 @@ impl QuantizedWork<'_> {
                     continue;
                 }
                 microkernels! {
-                    (registers, m, r) => |M, R| {
+                    (<B::Lanes as Lanes>::REGISTERS, m, r) => |M, R| {
                         self.block::<B, KIND, M, R, { sums_at_once(M, R) }, { PrefetchHint::DEFAULT as u8 }>(row, p)
                     };
                     Wide:
@@ -132,12 +132,16 @@ impl QuantizedWork<'_> {
     fn one_row<B: Bytes, const KIND: CodeKind>(&self, row: usize, p: usize, r: usize) -> bool {
         macro_rules! hints {
             ($($registers:ident $r:literal: $($hint:ident)*;)*) => {
-                match (<B::Lanes as Lanes>::REGISTERS, r, self.reads.hint) {
-                    $($((Registers::$registers, $r, PrefetchHint::$hint) => {
-                        self.block::<B, KIND, 1, $r, $r, { PrefetchHint::$hint as u8 }>(row, p)
-                    })*)*
-                    _ => return false,
-                }
+                // Blocks of other registers are not even compiled.
+                $(if const { matches!(<B::Lanes as Lanes>::REGISTERS, Registers::$registers) } {
+                    match (r, self.reads.hint) {
+                        $(($r, PrefetchHint::$hint) => {
+                            self.block::<B, KIND, 1, $r, $r, { PrefetchHint::$hint as u8 }>(row, p);
+                            return true;
+                        })*
+                        _ => {}
+                    }
+                })*
             };
         }
         hints! {
@@ -145,7 +149,7 @@ impl QuantizedWork<'_> {
             Wide 4: None L1 L2 Once;
             Narrow 1: None L1 L2 Once;
         }
-        true
+        false
     }
 
     /// Multiplies the `M` rows from `row` with the `R` panels from `p`, the sums of `S` panels
