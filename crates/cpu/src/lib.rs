@@ -3,7 +3,8 @@
 //! Every kernel is one generic function over 16 lanes (`arch`), compiled for each instruction
 //! set; which one runs is chosen when the backend is made. All of them, and any number of
 //! threads, give the bits of [`backend::Reference`]; products of quantized weights with 8-bit
-//! activations those of [`dot_int8`]. No files, no models, no clock.
+//! activations those of [`dot_int8`]. No models, no clock, and no files but those in which the
+//! system describes its processors.
 //!
 //! | module | what is in it |
 //! | --- | --- |
