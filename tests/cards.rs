@@ -7,14 +7,14 @@ mod random;
 #[expect(dead_code, reason = "the measurements use more of a shape")]
 mod shapes;
 
-use backend::{Batch, Record};
+use backend::Record;
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cuda::Cuda;
 use models::load_target;
 use random::Random;
 use std::path::Path;
 use std::sync::Mutex;
-use suites::cards::{CARDS, Card};
+use suites::cards::{CARDS, Card, rows_of_step};
 use weights::Checkpoint;
 
 const MODELS: &[&str] = &[
@@ -62,13 +62,7 @@ fn failures(card: Card, model: &str, checkpoint: &Checkpoint, format: &str) -> V
         };
         let mut memory = Memory::new(&b, target.plan(), size);
         for &n in ROWS {
-            let mut batch = Batch::default();
-            let mut sequence = memory.open().unwrap();
-            let tokens: Vec<u32> = (0..n as u32).map(|i| 1 + i % 32).collect();
-            let certain = if n > 16 { n } else { 1 };
-            memory
-                .push(&mut batch, &mut sequence, &tokens, certain)
-                .unwrap();
+            let (batch, sequence) = rows_of_step(&mut memory, n);
             let hidden = target.forward(&b, &batch, &mut memory);
             let logits = target.logits(&b, &hidden);
             if let Err(error) = b.finish() {

@@ -1,14 +1,14 @@
 //! Which kernels a step of each family launches on a GPU, seen in a dry run: where a rule of
 //! fusion no longer finds what it looks for, these lists grow.
 
-use backend::{Batch, Record, Store, Tensor};
+use backend::{Record, Store, Tensor};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
 use cuda::{Cuda, DryRun};
 use models::{
     ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, encode, load_target,
     load_tower,
 };
-use suites::cards::CARDS;
+use suites::cards::{CARDS, rows_of_step};
 use suites::{CODED, repository};
 use weights::Checkpoint;
 
@@ -27,18 +27,6 @@ fn size() -> MemorySize {
     }
 }
 
-/// A step's rows: `n` more of a sequence.
-fn push(memory: &mut Memory, n: usize) -> Batch {
-    let mut batch = Batch::default();
-    let mut sequence = memory.open().unwrap();
-    let tokens: Vec<u32> = (0..n as u32).map(|i| 1 + i % 32).collect();
-    let certain = if n > 16 { n } else { 1 };
-    memory
-        .push(&mut batch, &mut sequence, &tokens, certain)
-        .unwrap();
-    batch
-}
-
 /// What `work` launches.
 fn launches(cuda: &Cuda, work: impl FnOnce() -> Vec<Tensor>) -> Vec<String> {
     cuda.take_launches();
@@ -52,7 +40,7 @@ fn launches(cuda: &Cuda, work: impl FnOnce() -> Vec<Tensor>) -> Vec<String> {
 fn target_step(cuda: &Cuda, checkpoint: &Checkpoint, n: usize) -> Vec<String> {
     let target = load_target(cuda, checkpoint).unwrap();
     let mut memory = Memory::new(cuda, target.plan(), size());
-    let batch = push(&mut memory, n);
+    let batch = rows_of_step(&mut memory, n).0;
     launches(cuda, || {
         let hidden = target.forward(cuda, &batch, &mut memory);
         let logits = target.logits(cuda, &hidden);
@@ -69,7 +57,7 @@ fn step(cuda: &Cuda, name: &str, head: Option<&str>, n: usize) -> Vec<String> {
     let target = load_target(cuda, &checkpoint).unwrap();
     let target: &dyn Target = &*target;
     let mut memory = Memory::new(cuda, target.plan(), size());
-    let batch = push(&mut memory, n);
+    let batch = rows_of_step(&mut memory, n).0;
     let hidden = cuda.upload(
         n,
         target.hidden_size(),
@@ -77,7 +65,7 @@ fn step(cuda: &Cuda, name: &str, head: Option<&str>, n: usize) -> Vec<String> {
     );
     let chained = |head: &dyn ChainedHead| {
         let mut memory = Memory::new(cuda, head.plan(), size());
-        let batch = push(&mut memory, n);
+        let batch = rows_of_step(&mut memory, n).0;
         let taps: Vec<Tensor> = head
             .taps()
             .iter()

@@ -1,5 +1,7 @@
 //! Graphics cards that are not here, for dry runs.
 
+use backend::Batch;
+use cache::{Memory, Sequence};
 use cuda::DryRun;
 
 /// A card.
@@ -40,3 +42,15 @@ pub const CARDS: &[Card] = &[
     card("RTX 5090", (12, 0), 170, 99),
     card("DGX Spark", (12, 1), 48, 99),
 ];
+
+/// The batch of `n` rows of a new sequence, a prompt's if they are more than 16.
+pub fn rows_of_step(memory: &mut Memory, n: usize) -> (Batch, Sequence) {
+    let mut batch = Batch::default();
+    let mut sequence = memory.open().unwrap();
+    let tokens: Vec<u32> = (0..n as u32).map(|i| 1 + i % 32).collect();
+    let certain = if n > 16 { n } else { 1 };
+    memory
+        .push(&mut batch, &mut sequence, &tokens, certain)
+        .unwrap();
+    (batch, sequence)
+}

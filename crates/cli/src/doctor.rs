@@ -70,7 +70,8 @@ fn processor(args: &DoctorArgs) -> Result<Value> {
         true => tuning::measure(options)?,
         false => tuning::known(options),
     };
-    let cpu = Cpu::new(tuning::tuned(options, 0)?)?;
+    let used = measured.as_ref().map(|m| m.applied_to(options));
+    let cpu = Cpu::new(used.unwrap_or(options))?;
     let isas: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
     Ok(json!({
         "architecture": std::env::consts::ARCH,

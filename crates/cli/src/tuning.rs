@@ -9,7 +9,6 @@ use anyhow::Result;
 use cpu::{CpuOptions, PrefetchHint, Trial, Tuning, WeightKind, WeightReads};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -47,7 +46,7 @@ pub(crate) struct KindResult {
     pub(crate) reads: WeightReads,
     /// The speed of one row that reads its weights so, as a share of a plain read.
     pub(crate) share: f64,
-    /// The same for the default way.
+    /// The speed of one row that reads its weights in the default way, as a share of a plain read.
     pub(crate) default_share: f64,
 }
 
@@ -56,9 +55,7 @@ pub(crate) struct KindResult {
 pub(crate) struct Measured {
     /// Threads that compute.
     pub(crate) threads: usize,
-    /// How weights are read.
-    pub(crate) tuning: Tuning,
-    /// What each kind's choice rests on.
+    /// How weights of each kind are read, and what that rests on.
     pub(crate) kinds: Vec<KindResult>,
     /// Bytes a second of a plain read, by all threads.
     pub(crate) read_bytes_per_second: f64,
@@ -79,28 +76,12 @@ pub(crate) fn tuned(options: CpuOptions, model_bytes: u64) -> Result<CpuOptions>
         None if model_bytes >= MODEL_BYTES => measure(options)?,
         known => known,
     };
-    Ok(match measured {
-        Some(measured) => {
-            let Measured {
-                threads, tuning, ..
-            } = measured;
-            let threads = match options.threads {
-                0 => threads.min(cpu::cores().threads),
-                asked => asked,
-            };
-            CpuOptions {
-                threads,
-                tuning,
-                ..options
-            }
-        }
-        None => options,
-    })
+    Ok(measured.map_or(options, |measured| measured.applied_to(options)))
 }
 
 /// What an earlier start has measured with these options.
 pub(crate) fn known(options: CpuOptions) -> Option<Measured> {
-    read(&file()?).remove(&key(options))
+    results(&file()?).remove(&key(options))
 }
 
 /// Measures and remembers; `None` if there is too little memory to, or times were not steady.
@@ -128,13 +109,34 @@ pub(crate) fn measure(options: CpuOptions) -> Result<Option<Measured>> {
     }
     best = best.filter(|measured| measured.spread <= STEADY);
     if let (Some(measured), Some(file)) = (&best, file()) {
-        // A result that cannot be kept is measured again.
-        let _ = keep(&file, key(options), measured.clone());
+        let mut all = results(&file);
+        if all.len() >= RESULTS {
+            all.clear();
+        }
+        all.insert(key(options), measured.clone());
+        engine::write_json(&file, &all);
     }
     Ok(best)
 }
 
 impl Measured {
+    /// `options` with what is fastest; threads only where nobody has said how many.
+    pub(crate) fn applied_to(&self, options: CpuOptions) -> CpuOptions {
+        let mut tuning = Tuning::default();
+        for of in &self.kinds {
+            tuning.set(of.kind, of.reads);
+        }
+        let threads = match options.threads {
+            0 => self.threads.min(cpu::cores().threads),
+            asked => asked,
+        };
+        CpuOptions {
+            threads,
+            tuning,
+            ..options
+        }
+    }
+
     /// Bytes of weights a second that one row multiplies, on average over kinds of weights.
     fn row_speed(&self) -> f64 {
         let shares: f64 = self.kinds.iter().map(|kind| kind.share).sum();
@@ -162,27 +164,8 @@ fn key(options: CpuOptions) -> String {
 }
 
 /// The results in `file`; none if it is missing or no such file.
-fn read(file: &Path) -> BTreeMap<String, Measured> {
-    let is_small = file.metadata().is_ok_and(|file| file.len() <= FILE_BYTES);
-    let bytes = is_small.then(|| fs::read(file).ok()).flatten();
-    bytes
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .unwrap_or_default()
-}
-
-/// Adds a result to `file`, which is replaced as a whole, so that nobody reads half of it.
-fn keep(file: &Path, key: String, measured: Measured) -> std::io::Result<()> {
-    let mut all = read(file);
-    if all.len() >= RESULTS {
-        all.clear();
-    }
-    all.insert(key, measured);
-    fs::create_dir_all(file.parent().unwrap_or(file))?;
-    let part = file.with_extension(format!("{}.part", std::process::id()));
-    let written = fs::write(&part, serde_json::to_vec(&all)?);
-    written
-        .and_then(|()| fs::rename(&part, file))
-        .inspect_err(|_| drop(fs::remove_file(&part)))
+fn results(file: &Path) -> BTreeMap<String, Measured> {
+    engine::read_json(file, FILE_BYTES).unwrap_or_default()
 }
 
 /// What is fastest with as many threads as `options` say.
@@ -191,17 +174,11 @@ fn of_threads(options: CpuOptions) -> Result<Option<Measured>> {
     let Some(mut trial) = Trial::new(options, WEIGHT_BYTES)? else {
         return Ok(None);
     };
-    let mut tuning = Tuning::default();
     let mut reads = Vec::new();
-    let kinds = WeightKind::ALL.map(|kind| {
-        let of_kind = best_of_kind(&mut trial, kind, &mut reads);
-        tuning.set(kind, of_kind.reads);
-        of_kind
-    });
+    let kinds = WeightKind::ALL.map(|kind| best_of_kind(&mut trial, kind, &mut reads));
     let [quarter, half, three] = quartiles(&mut reads);
     Ok(Some(Measured {
         threads: trial.threads(),
-        tuning,
         kinds: kinds.into(),
         read_bytes_per_second: trial.part_bytes() as f64 / half,
         spread: three / quarter,

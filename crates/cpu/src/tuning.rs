@@ -44,7 +44,7 @@ pub struct WeightReads {
     /// stream of memory: 2, 4 or 8. Processors with less than 32 vector registers of 64 bytes read
     /// quantized panels one by one.
     pub panels: usize,
-    /// The same for 2 to 4 rows: 2 or 4.
+    /// Panels of 16 outputs that are read side by side for 2 to 4 rows of activations: 2 or 4.
     pub panels_of_few_rows: usize,
     /// Bytes between what is read and what is prefetched.
     pub distance: usize,
@@ -136,7 +136,7 @@ impl WeightKind {
 }
 
 /// How products of few rows read their weights, for each kind of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuning([WeightReads; 4]);
 
 impl Tuning {

@@ -97,7 +97,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 
 /// The JSON in `file`, if it is there, is no longer than `limit` and says what it
 /// should.
-pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path, limit: u64) -> Option<T> {
+pub fn read_json<T: serde::de::DeserializeOwned>(file: &Path, limit: u64) -> Option<T> {
     let meta = std::fs::metadata(file).ok()?;
     if !meta.is_file() || meta.len() > limit {
         return None;
@@ -107,7 +107,7 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path, limit: u64)
 
 /// Writes `value` beside `file` and puts it in its place, so that neither another process nor another
 /// thread reads half of it. A failure is told to the log: nothing is lost but time.
-pub(crate) fn write_json(file: &Path, value: &impl Serialize) {
+pub fn write_json(file: &Path, value: &impl Serialize) {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let write = || -> std::io::Result<()> {
         let folder = file.parent().unwrap_or(Path::new("."));

@@ -68,6 +68,7 @@ pub use error::{
     Unmappable, kept_formats, of_some_layers,
 };
 pub use footprint::RequestBytes;
+pub use hashes::{read_json, write_json};
 pub use info::{KvLayersInfo, Model, ModelInfo};
 pub use lines::LineLimits;
 pub use load::load;
