@@ -43,7 +43,9 @@
 #define cp_async_16(to, from) ((void) (from))
 #define cp_async_16_if(yes, to, from) ((void) (from))
 #endif
+// As many row tiles at once as src/matmul.rs chooses for these shapes and 132 multiprocessors.
 #define SLICES 8
+#define STAGE_ROW_TILES 4
 namespace slices_8 {
 #include KERNEL_FILE(weight_tile.cuh)
 #ifdef NO_PRODUCTS
@@ -54,7 +56,9 @@ namespace slices_8 {
 #undef mma_tile
 } // namespace slices_8
 #undef SLICES
+#undef STAGE_ROW_TILES
 #define SLICES 16
+#define STAGE_ROW_TILES 3
 namespace slices_16 {
 #include KERNEL_FILE(weight_tile.cuh)
 #ifdef NO_PRODUCTS

@@ -10,18 +10,20 @@ template <class A, class B>
 struct Conditional<false, A, B> {
     typedef B Type;
 };
-template <int N, int MAX_ROWS>
+template <int M, int N, int MAX_ROWS>
 struct DensePipeline {
     typedef typename Conditional<USE_BULK_COPY, GlobalActivations, SmemActivations<MAX_ROWS>>::Type Loader;
-    typedef typename Conditional<USE_BULK_COPY, BulkCopyPipeline<MatrixGroup, N, Loader, PIPELINE_BYTES>,
-                                 CpAsyncPipeline<MatrixGroup, N, Loader, PIPELINE_BYTES>>::Type Type;
+    typedef typename Conditional<USE_BULK_COPY, BulkCopyPipeline<M, MatrixGroup, N, Loader, PIPELINE_BYTES>,
+                                 CpAsyncPipeline<M, MatrixGroup, N, Loader, PIPELINE_BYTES>>::Type Type;
 };
 // 8 N activation rows, of which MAX_ROWS exist at most.
 template <int N, int MAX_ROWS>
 DEVICE void gemv_pipelined(const MatrixGroup &m, const Activations &x, int n_rows, int k_tiles, int tiles_per_slice,
                            int row_tiles) {
     extern __shared__ __align__(128) u8 smem[];
-    constexpr int M = row_tiles_per_stage(N);
+    constexpr int M = STAGE_ROW_TILES; // of a group, as `stage_row_tiles` of src/matmul.rs chooses
+    // A warp stores the results of a whole group before it adds any, so each needs a stage.
+    static_assert(M * N <= REDUCTION_STAGES, "room for a group's results");
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int base = blockIdx.y * N * 8, begin = warp * tiles_per_slice, length = min(tiles_per_slice, k_tiles - begin);
     __shared__ u64 full[REDUCTION_STAGES], empty[REDUCTION_STAGES];
@@ -29,7 +31,7 @@ DEVICE void gemv_pipelined(const MatrixGroup &m, const Activations &x, int n_row
     init_barriers(reduction);
     const int at = (int) ((u64) row_tiles * blockIdx.x / gridDim.x);
     const int stop = (int) ((u64) row_tiles * (blockIdx.x + 1) / gridDim.x);
-    typename DensePipeline<N, MAX_ROWS>::Type pipeline(
+    typename DensePipeline<M, N, MAX_ROWS>::Type pipeline(
         {m, M, at, stop, k_tiles, begin, length}, {x, lane, base, n_rows, begin},
         {x, lane, base + 8 * (N - 1), n_rows, begin}, smem + warp * PIPELINE_BYTES, lane);
     pdl_launch();
@@ -74,5 +76,7 @@ DEVICE void gemv_pipelined(const MatrixGroup &m, const Activations &x, int n_row
     }
 GEMV_PIPELINED(1, 3, 3)
 GEMV_PIPELINED(1, 8, 8)
+#if STAGE_ROW_TILES <= 2 // src/matmul.rs asks for no more with so many rows
 GEMV_PIPELINED(2, 8, 16)
+#endif
 #endif

@@ -8,28 +8,22 @@
 //                 loads of L2                                                                        v a warp
 //                                                       y <-- epilogue <-- add slices <-- [stage][warp][partials]
 //
-// A persistent block takes a run of the row tiles of all matrices, M at a time (`row_tiles_per_stage`); each of its
-// warps has a slice of K (sliced-K) and a pipeline of its own, a stage of which is one tile of each of the M row tiles.
-// The prologue asks for weights before the kernel waits for its input (PDL), and the pipeline never drains between
-// row tiles. Nor does a warp wait for the others at every row tile: partial results meet in shared memory, where the
-// warps take turns to add them (`SliceReduction`). Rows that do not exist are read as the last one; nobody looks at
-// their results.
+// A persistent block takes a run of the row tiles of all matrices, M at a time (a group); each of its warps has a slice
+// of K (sliced-K) and a pipeline of its own, a stage of which is one tile of each of the M row tiles. The prologue asks
+// for weights before the kernel waits for its input (PDL), and the pipeline never drains between row tiles. Nor does a
+// warp wait for the others at every row tile: partial results meet in shared memory, where the warps take turns to add
+// them (`SliceReduction`). Rows that do not exist are read as the last one; nobody looks at their results.
 
 // The copy engine brings weights, or lanes do (cp.async): whichever was faster on sm_90.
 #define BULK_COPY (FORMAT == 16 || FORMAT == 9)
 constexpr bool USE_BULK_COPY = BULK_COPY;
 // Bytes of a warp's pipeline: stages, with barriers (bulk copies) or rescales (cp.async) behind them.
 constexpr int PIPELINE_BYTES = USE_BULK_COPY ? 12288 : 12384;
-constexpr int MAX_STAGES = USE_BULK_COPY ? 16 : 5;
+// At most. With one row tile of 4 bits a stage, 12 are what a warp's memory holds.
+constexpr int MAX_STAGES = USE_BULK_COPY ? 16 : 12;
 constexpr int REDUCTION_STAGES = 4; // of partial results, 16 rows by 8 each
 static_assert(PIPELINE_BYTES <= GEMV_PIPELINE_BYTES && REDUCTION_STAGES * 512 == GEMV_REDUCTION_BYTES,
               "as src/matmul.rs lays out shared memory");
-
-// Row tiles of a stage, for 8 n activation rows.
-constexpr int row_tiles_per_stage(int n) {
-    if (n == 2) return TILE_BYTES <= 1088 ? 2 : 1;
-    return TILE_BYTES <= 640 ? 4 : TILE_BYTES <= 1152 ? 2 : 1;
-}
 
 // ---- the order of a block's row tiles
 // Row tiles that lie in one matrix.
@@ -132,9 +126,9 @@ struct NoActivations {
     DEVICE void load_scales(int, u8 *) {}
 };
 // `BYTES`: shared memory of the warp's stages and rescales. All that a stage needs of addresses is computed before it.
-template <class Matrices, int N, class Activations, int BYTES>
+template <int M, class Matrices, int N, class Activations, int BYTES>
 struct CpAsyncPipeline {
-    static constexpr int M = row_tiles_per_stage(N), WEIGHT_BYTES = M * TILE_BYTES;
+    static constexpr int ROW_TILES = M, WEIGHT_BYTES = M * TILE_BYTES;
     // A multiple of 32, or copies would straddle.
     static constexpr int STAGE_BYTES = (WEIGHT_BYTES + N * Activations::BYTES + 31) & ~31;
     static constexpr int FITTING = (BYTES - N * Activations::RESCALE_BYTES) / STAGE_BYTES;
@@ -272,8 +266,10 @@ struct GlobalActivations {
 };
 // One lane asks the copy engine for weights, with a full barrier a stage. Lanes read activations themselves, a tile
 // ahead.
-template <class Matrices, int N, class Activations, int>
+template <int M, class Matrices, int N, class Activations, int>
 struct BulkCopyPipeline {
+    static constexpr int ROW_TILES = M;
+    static_assert(M <= INTERLEAVE + 1, "a stage is brought in two copies");
     TileIterator<Matrices> next;
     Activations activations[2];
     u8 *smem;
@@ -287,7 +283,7 @@ struct BulkCopyPipeline {
                             u8 *smem, int lane)
         : next(tiles), activations{low, high}, smem(smem), to(smem_address(smem)), lane(lane) {
         full = to + PIPELINE_BYTES - 8 * MAX_STAGES;
-        stage_bytes = min(row_tiles_per_stage(N), next.stop - next.at) * TILE_BYTES;
+        stage_bytes = min(M, next.stop - next.at) * TILE_BYTES;
         stages = min((PIPELINE_BYTES - 8 * MAX_STAGES) / stage_bytes, MAX_STAGES);
     }
     DEVICE void produce(int slot) { // by one lane
@@ -363,7 +359,8 @@ __device__ GemvProblem(Begin, Fragment, Scale, Epilogue) -> GemvProblem<Begin, F
 template <int N, class Matrices, class Pipeline, class Problem>
 DEVICE void gemv_mainloop(const Matrices &matrices, Pipeline &pipeline, const SliceReduction &reduction, int at,
                           int stop, int k_tiles, int length, Problem problem) {
-    constexpr int M = row_tiles_per_stage(N);
+    constexpr int M = Pipeline::ROW_TILES;
+    static_assert(M <= 4, "a branch for each number of row tiles");
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     u32 turn = 0;
     while (at < stop) {
@@ -390,9 +387,9 @@ DEVICE void gemv_mainloop(const Matrices &matrices, Pipeline &pipeline, const Sl
                         mma_tile(accumulators[m], Tile::load<true>(pipeline.stage + m * TILE_BYTES, lane), b);
             };
             if (group.count == M) multiply(M);
-            else if (group.count == 3) multiply(3);
-            else if (group.count == 2) multiply(2);
-            else multiply(1);
+            else if (M > 3 && group.count == 3) multiply(3);
+            else if (M > 2 && group.count == 2) multiply(2);
+            else if (M > 1) multiply(1);
             pipeline.release();
         }
 #pragma unroll

@@ -95,6 +95,8 @@ DEVICE TileGroup tile_group_at(const ActiveExperts &m, int max, int at, int stop
     return {m.list[which].w + row_tile_offset(tile, k_tiles), which, tile,
             min(max, min(m.row_tiles - tile, stop - at))};
 }
+// Row tiles of a stage, as src/moe.rs lays out shared memory.
+#define PIPELINE_ROW_TILES (TILE_BYTES <= 640 ? 4 : TILE_BYTES <= 1152 ? 2 : 1)
 // A pair's activations in shared memory, of a tile: values, their rescale at 128, and at 132 of a slice's first tile
 // the scale of the slice.
 #define RECORD_BYTES MOE_RECORD_BYTES
@@ -104,7 +106,7 @@ template <int STAGES>
 DEVICE void moe_gemv_pipelined(const ActiveExpert *active, float *y, const Activations &x, const u32 *pairs, int n_rows,
                                int top_k, int rows, int k_tiles, int tiles_per_slice) {
     extern __shared__ __align__(128) u8 smem[];
-    constexpr int M = row_tiles_per_stage(1);
+    constexpr int M = PIPELINE_ROW_TILES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int begin = warp * tiles_per_slice, length = min(tiles_per_slice, k_tiles - begin),
               max_pairs = n_rows * top_k;
@@ -143,7 +145,7 @@ DEVICE void moe_gemv_pipelined(const ActiveExpert *active, float *y, const Activ
     const int at = (int) ((u64) total * blockIdx.x / gridDim.x);
     const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
     u8 *weights = slice + (n_rows * tiles_per_slice * RECORD_BYTES + 127 & ~127);
-    CpAsyncPipeline<ActiveExperts, 1, NoActivations, STAGES *((M * TILE_BYTES + 31) & ~31)> pipeline(
+    CpAsyncPipeline<M, ActiveExperts, 1, NoActivations, STAGES *((M * TILE_BYTES + 31) & ~31)> pipeline(
         {experts, M, at, stop, k_tiles, begin, length}, {}, {}, weights, lane);
     pipeline.prologue();
     if (warp == 1)

@@ -79,7 +79,7 @@ impl Tiles {
     pub(crate) fn kernel(&self, file: &'static str, name: &'static str) -> Kernel {
         let mut kernel = Kernel::new(file, name);
         kernel.defines = self.packing.defines();
-        // One compilation serves every shape of the same number of warps.
+        // One compilation serves every shape of the same number of warps and, of `gemv_pipelined`, of row tiles at once.
         kernel.defines.push(("SLICES", self.slices));
         let unroll = match self.packing {
             Packing::Plain | Packing::Codes { bits: 5.., .. } => 2,
@@ -372,22 +372,38 @@ fn gemv(
         .int(tiles.tiles)
         .int(tiles.per_slice);
     let grid = Grid::rect(blocks, n.div_ceil(tokens), 32 * tiles.slices);
-    let (grid, args) = if is_pipelined {
-        let most = device.driver.sms * (PIPELINED_WARPS / tiles.slices);
-        let grid = Grid {
-            blocks: (blocks.min(most), grid.blocks.1),
-            shared: tiles.slices * PIPELINED_SHARED,
-            ..grid
-        };
-        (grid, args.int(blocks))
-    } else {
-        (grid, args)
+    if !is_pipelined {
+        return (tiles.kernel("gemv", name), grid, args);
+    }
+    let resident = device.driver.sms * (PIPELINED_WARPS / tiles.slices);
+    let grid = Grid {
+        blocks: (blocks.min(resident), grid.blocks.1),
+        shared: tiles.slices * PIPELINED_SHARED,
+        ..grid
     };
-    let file = match is_pipelined {
-        true => "gemv_pipelined",
-        false => "gemv",
-    };
-    (tiles.kernel(file, name), grid, args)
+    let mut kernel = tiles.kernel("gemv_pipelined", name);
+    let run = blocks.div_ceil(grid.blocks.0);
+    let at_once = stage_row_tiles(tiles.packing, n, run);
+    kernel.defines.push(("STAGE_ROW_TILES", at_once));
+    (kernel, grid, args.int(blocks))
+}
+
+/// Row tiles that a block of `gemv_pipelined` multiplies at once, of its run of `run` of them, with `n` rows of activations.
+/// The run is cut into as few groups as the format allows, and all but the last are of this size. A stage of the pipeline
+/// holds one group's tiles, so a smaller group leaves room for more stages.
+fn stage_row_tiles(packing: Packing, n: usize, run: usize) -> usize {
+    run.div_ceil(run.div_ceil(most_stage_row_tiles(packing, n)))
+}
+
+/// The largest group of row tiles. More would exceed a warp's registers, leave less than two stages in its 12 KB of shared
+/// memory, need more places for results than the kernel has, or take the copy engine more than two copies a stage.
+pub(crate) fn most_stage_row_tiles(packing: Packing, n: usize) -> usize {
+    match (packing, packing.tile_bytes()) {
+        (_, ..=1088) if n > MMA_ROWS => 2,
+        _ if n > MMA_ROWS => 1,
+        (Packing::Plain | Packing::E4m3 { .. }, _) => 2,
+        _ => 4,
+    }
 }
 
 /// Launches the choice of each row's best groups of tokens.

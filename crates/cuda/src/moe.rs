@@ -116,7 +116,7 @@ fn pipelined_gemv(
     pairs: usize,
 ) -> Option<(&'static str, usize)> {
     let bytes = tiles.packing.tile_bytes();
-    // The kernels' row_tiles_per_stage(1).
+    // The kernels' PIPELINE_ROW_TILES.
     let rows = match bytes {
         ..=640 => 4,
         641..=1152 => 2,

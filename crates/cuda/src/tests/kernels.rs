@@ -9,7 +9,7 @@ use crate::dry::declared_shared;
 use crate::gemm::{Simple, Warpgroups};
 use crate::kv::format_defines;
 use crate::machine::Kernel;
-use crate::matmul::Tiles;
+use crate::matmul::{Tiles, most_stage_row_tiles};
 use crate::pack::Packing;
 use backend::KvFormat;
 use rayon::prelude::*;
@@ -120,7 +120,15 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
         let files = ["embed", "gemv", "moe_gemv", "moe_gemv_glu"];
         all.extend(files.map(|file| tiles.kernel(file, "")));
         if pipelined {
-            all.push(tiles.kernel("gemv_pipelined", ""));
+            let mut at_once = [8, 16].map(|n| most_stage_row_tiles(packing, n)).to_vec();
+            at_once.extend(first.then_some(1));
+            at_once.sort_unstable();
+            at_once.dedup();
+            all.extend(at_once.into_iter().map(|at_once| {
+                let mut kernel = tiles.kernel("gemv_pipelined", "");
+                kernel.defines.push(("STAGE_ROW_TILES", at_once));
+                kernel
+            }));
         }
         // With much shared memory and little.
         let mut kinds = vec![Simple::new(packing, 163 << 10), Simple::new(packing, 0)];

@@ -110,8 +110,14 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
         // Enough weights for a GEMM of few rows: split into slices, and as many blocks of row tiles as a GPU has room for
         // besides.
         match name {
-            "affine4-g64" => shapes.extend([([4600, 40, 5], 8256), ([36_000, 700, 40], 1088)]),
-            "bf16" => shapes.push(([1300, 40, 5], 8256)),
+            "affine4-g64" => shapes.extend([
+                ([4600, 40, 5], 8256),
+                ([36_000, 700, 40], 1088),
+                ([24_000, 700, 40], 1088),
+            ]),
+            "bf16" => shapes.extend([([1300, 40, 5], 8256), ([6400, 700, 40], 1088)]),
+            // And for blocks of few rows that multiply several row tiles at once.
+            "affine6-g64" | "affine8-g32" => shapes.push(([19_200, 700, 40], 1088)),
             _ => {}
         }
         for (rows, cols) in shapes {
