@@ -79,6 +79,7 @@ fn processor(args: &DoctorArgs) -> Result<Value> {
         "used": cpu.isa().name(),
         "threads": cpu.threads(),
         "cores": cpu::cores().cores,
+        "memory_nodes": cpu::memory_nodes(),
         "hardware_threads": cpu::cores().threads,
         "pinned": cpu.is_pinned(),
         "tuning": measured,
@@ -226,10 +227,14 @@ fn report_machine(record: &Value, out: &mut Report) {
         true => "pinned",
         false => "not pinned to cores (--pin-threads)",
     };
+    let nodes = match number(&cpu["memory_nodes"]) {
+        0 | 1 => String::new(),
+        nodes => format!(" near {nodes} memory nodes"),
+    };
     out.line(
         "processor",
         format_args!(
-            "{}, uses {} (available: {}), {} threads on {} cores, {pinned}",
+            "{}, uses {} (available: {}), {} threads on {} cores{nodes}, {pinned}",
             text(&cpu["architecture"]),
             text(&cpu["used"]),
             texts(&cpu["instruction_sets"]).join(", "),

@@ -8,7 +8,8 @@
 
 use crate::arch::{Detected, Kernel, Lanes};
 use crate::memory::LINE;
-use crate::shares::{n_shares, share_start};
+use crate::shares::{PieceOrder, n_shares, piece_of, share_start};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The most matrices of a product.
@@ -61,6 +62,11 @@ impl Weights {
         self.n_spans += 1;
     }
 
+    /// Ranges that workers claim, of all matrices together.
+    pub(crate) fn n_ranges(&self) -> usize {
+        self.spans().iter().map(|s| s.n_ranges).sum()
+    }
+
     fn spans(&self) -> &[Span] {
         &self.spans[..self.n_spans]
     }
@@ -77,52 +83,39 @@ impl Weights {
     }
 }
 
-/// How much a worker has prefetched of its part of [`Weights`].
+/// What a worker has prefetched of its part of [`Weights`].
 pub(crate) struct Prefetcher {
     weights: Weights,
-    /// The span to go on with, and how many of its bytes are done.
+    /// The order in which the product's workers claim ranges.
+    order: PieceOrder,
+    /// Ranges of the worker's share that are not begun, by their numbers in that order.
+    ranges: Range<usize>,
+    /// The matrix whose range is being prefetched, and the bytes of that range that are left.
     span: usize,
-    done: usize,
+    part: Range<usize>,
     /// Bytes to prefetch still.
     left: usize,
 }
 
 impl Prefetcher {
-    /// The part of `weights` that worker `id` of `n_workers` begins with, or as much of it as the
-    /// second-level cache may hold beside other things.
-    pub(crate) fn new(weights: Weights, id: usize, n_workers: usize) -> Self {
-        let total = weights.spans().iter().map(|s| s.n_ranges).sum();
+    /// For worker `id` of `n_workers`: prefetches the share of `weights` that it begins with where ranges are claimed in
+    /// `order`, up to half of the second-level cache.
+    pub(crate) fn new(weights: Weights, order: PieceOrder, id: usize, n_workers: usize) -> Self {
+        let total = weights.n_ranges();
         let wanted = n_workers.min(total);
         let shares = n_shares(wanted).max(1);
-        let share = id % shares;
-        let mut first = share_start(share, shares, total);
-        let count = match id < wanted {
-            true => share_start(share + 1, shares, total) - first,
-            false => 0,
+        let start = |share| share_start(share, shares, total);
+        let ranges = match id < wanted {
+            true => start(id % shares)..start(id % shares + 1),
+            false => 0..0,
         };
-        let mut span = 0;
-        while let Some(s) = weights.spans().get(span)
-            && first >= s.n_ranges
-        {
-            first -= s.n_ranges;
-            span += 1;
-        }
-        let (mut bytes, mut count, mut from) = (0, count, first);
-        for s in weights.spans().iter().skip(span) {
-            let to = s.n_ranges.min(from + count);
-            bytes += (to * s.range_bytes).min(s.bytes) - from * s.range_bytes;
-            count -= to - from;
-            from = 0;
-        }
-        let done = weights
-            .spans()
-            .get(span)
-            .map_or(0, |s| first * s.range_bytes);
         Prefetcher {
             weights,
-            span,
-            done,
-            left: bytes.min(most_bytes()),
+            order,
+            ranges,
+            span: 0,
+            part: 0..0,
+            left: most_bytes(),
         }
     }
 
@@ -135,18 +128,21 @@ impl Prefetcher {
 
     /// Prefetches some bytes, if there are some left.
     pub(crate) fn step(&mut self) {
-        let Some(span) = self.weights.spans().get(self.span) else {
-            self.left = 0;
-            return;
-        };
-        let bytes = STEP_BYTES.min(span.bytes - self.done).min(self.left);
-        let at = span.address + self.done;
-        self.weights.isa.run(Lines { at, bytes });
-        self.done += bytes;
-        self.left -= bytes;
-        if self.done == span.bytes {
-            (self.span, self.done) = (self.span + 1, 0);
+        while self.part.is_empty() {
+            let Some(range) = self.ranges.next() else {
+                self.left = 0;
+                return;
+            };
+            let spans = self.weights.spans();
+            let (span, range) = piece_of(range, self.order, spans.iter().map(|s| s.n_ranges));
+            let at = |range: usize| (range * spans[span].range_bytes).min(spans[span].bytes);
+            (self.span, self.part) = (span, at(range)..at(range + 1));
         }
+        let bytes = STEP_BYTES.min(self.part.len()).min(self.left);
+        let at = self.weights.spans()[self.span].address + self.part.start;
+        self.weights.isa.run(Lines { at, bytes });
+        self.part.start += bytes;
+        self.left -= bytes;
     }
 }
 
@@ -226,20 +222,27 @@ mod tests {
 
     /// The parts that `n_workers` prefetch of matrices of these bytes and ranges, as
     /// `(matrix, offset)` of each step.
-    fn parts(matrices: &[(usize, usize)], n_workers: usize) -> Vec<Vec<(usize, usize)>> {
+    fn parts(
+        matrices: &[(usize, usize)],
+        order: PieceOrder,
+        n_workers: usize,
+    ) -> Vec<Vec<(usize, usize)>> {
         let memory: Vec<Vec<u8>> = matrices.iter().map(|&(n, _)| vec![0; n]).collect();
         let mut weights = Weights::new(detected());
         for (matrix, (_, range)) in memory.iter().zip(matrices) {
             weights.push(matrix, *range);
         }
         let part = |id| {
-            let mut prefetcher = Prefetcher::new(weights, id, n_workers);
+            let mut prefetcher = Prefetcher::new(weights, order, id, n_workers);
             let mut steps = Vec::new();
             while prefetcher.left > 0 {
                 let before = prefetcher.left;
-                steps.push((prefetcher.span, prefetcher.done));
                 prefetcher.step();
                 assert!(prefetcher.left < before);
+                if prefetcher.left > 0 {
+                    let bytes = before - prefetcher.left;
+                    steps.push((prefetcher.span, prefetcher.part.start - bytes));
+                }
             }
             steps
         };
@@ -249,21 +252,31 @@ mod tests {
     #[test]
     fn each_worker_prefetches_the_part_that_it_begins_with() {
         // Ranges of 4096 bytes: three of the first matrix and two of the second.
-        let parts = parts(&[(10_000, 4096), (6000, 4096)], 2);
-        assert_eq!(parts[0], [(0, 0), (0, 2048), (0, 4096), (0, 6144)]);
+        let matrices = [(10_000, 4096), (6000, 4096)];
+        let sequential = parts(&matrices, PieceOrder::Sequential, 2);
+        assert_eq!(sequential[0], [(0, 0), (0, 2048), (0, 4096), (0, 6144)]);
         assert_eq!(
-            parts[1],
+            sequential[1],
             [(0, 8192), (1, 0), (1, 2048), (1, 4096)],
             "the last range of the first matrix and both of the second"
+        );
+        let by_share = parts(&matrices, PieceOrder::ByShare(2), 2);
+        assert_eq!(by_share[0], [(0, 0), (0, 2048), (1, 0), (1, 2048)]);
+        assert_eq!(
+            by_share[1],
+            [(0, 4096), (0, 6144), (0, 8192), (1, 4096)],
+            "the last two ranges of the first matrix and the last of the second"
         );
     }
 
     #[test]
     fn more_workers_than_ranges_prefetch_nothing() {
-        let parts = parts(&[(3000, 3000), (50, 64)], 4);
-        assert_eq!(parts[0], [(0, 0), (0, 2048)]);
-        assert_eq!(parts[1], [(1, 0)]);
-        assert_eq!(parts[2..], [[], []]);
+        for order in [PieceOrder::Sequential, PieceOrder::ByShare(2)] {
+            let parts = parts(&[(3000, 3000), (50, 64)], order, 4);
+            assert_eq!(parts[0], [(0, 0), (0, 2048)]);
+            assert_eq!(parts[1], [(1, 0)]);
+            assert_eq!(parts[2..], [[], []]);
+        }
     }
 
     #[test]

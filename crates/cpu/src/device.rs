@@ -2,7 +2,7 @@
 
 use crate::ahead::Sequence;
 use crate::arch::{Detected, Isa};
-use crate::cores::cores;
+use crate::cores::{cores, memory_nodes};
 use crate::memory::{self, Arena};
 use crate::pool::Pool;
 use crate::tuning::Tuning;
@@ -112,7 +112,11 @@ impl Device {
                 reason: e.to_string(),
             })?;
             device.is_pinned = true;
+        } else {
+            // A system that refuses costs speed only: threads then read memory of other nodes.
+            let _ = device.pool.bind_to_nodes();
         }
+        device.pool.share_matrices(memory_nodes() > 1);
         Ok(device)
     }
 

@@ -49,7 +49,7 @@ mod tests;
 mod tuning;
 
 pub use arch::Isa;
-pub use cores::{Cores, cores};
+pub use cores::{Cores, cores, memory_nodes};
 pub use cpu::Cpu;
 pub use device::{Activations, CpuError, CpuOptions, MAX_THREADS};
 pub use matmul::{Trial, dot as dot_int8};

@@ -10,7 +10,8 @@
 //! No queue, no futures, no allocation per job.
 
 use crate::ahead::{Prefetcher, Weights};
-use crate::shares::{MAX_SHARES, n_shares, share_start};
+use crate::cores::Seat;
+use crate::shares::{MAX_SHARES, PieceOrder, n_shares, rank, share_start};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -83,6 +84,8 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// Whether the threads are to end.
     stop: AtomicBool,
+    /// Whether a share of a job about several matrices is a share of each.
+    shares_matrices: AtomicBool,
 }
 
 // SAFETY: what a job is made of is written only by the holder of `Pool::turn` while no worker has
@@ -92,6 +95,20 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
+    /// The order of a job of so many pieces of several matrices.
+    fn piece_order(&self, pieces: usize) -> PieceOrder {
+        match self.shares_matrices.load(Relaxed) {
+            true => PieceOrder::ByShare(n_shares(pieces.min(self.slots.len())).max(1)),
+            false => PieceOrder::Sequential,
+        }
+    }
+
+    /// What worker `id` prefetches of `weights`.
+    fn prefetcher(&self, weights: Weights, id: usize) -> Prefetcher {
+        let order = self.piece_order(weights.n_ranges());
+        Prefetcher::new(weights, order, id, self.slots.len())
+    }
+
     /// Keeps a panic for the caller of the job, if it is the job's first.
     fn keep(&self, panic: Box<dyn Any + Send>) {
         let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,8 +161,8 @@ impl Shared {
                     };
                     if changes != ahead.0 {
                         changes = ahead.0;
-                        let (weights, n_workers) = (ahead.1.as_deref(), self.slots.len());
-                        prefetcher = weights.map(|w| Prefetcher::new(*w, id, n_workers));
+                        let weights = ahead.1.as_deref();
+                        prefetcher = weights.map(|w| self.prefetcher(*w, id));
                     }
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(id))) {
                         self.keep(panic);
@@ -186,6 +203,7 @@ impl Pool {
             slots: (0..n).map(slot).collect(),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
+            shares_matrices: AtomicBool::new(false),
         });
         let threads = (1..n)
             .map(|id| {
@@ -209,40 +227,49 @@ impl Pool {
     /// # Errors
     ///
     /// If the system refuses or has no way to.
-    #[cfg(target_os = "linux")]
     pub(crate) fn pin(&self) -> std::io::Result<()> {
-        use std::os::unix::thread::JoinHandleExt;
-        const SIZE: usize = size_of::<libc::cpu_set_t>();
-        let cores = crate::cores::in_order();
-        if cores.is_empty() {
+        self.bind(|seat| Some(vec![seat.thread]))
+    }
+
+    /// Binds each thread but the caller's to the hardware threads of one memory node; does nothing where there is one node.
+    /// The system places memory near the thread that first writes it, so the share of a matrix that a worker packs is near
+    /// it, and [`PieceOrder::ByShare`] has the worker begin products with that share.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses or has no way to.
+    pub(crate) fn bind_to_nodes(&self) -> std::io::Result<()> {
+        self.bind(|seat| seat.node.clone())
+    }
+
+    /// Binds each thread but the caller's to the hardware threads that `of` names for its seat, if it names any.
+    fn bind(&self, of: impl Fn(&Seat) -> Option<Vec<usize>>) -> std::io::Result<()> {
+        let n = self.n_workers();
+        let seats = crate::cores::seats(n);
+        if seats.is_empty() {
             return Err(std::io::ErrorKind::Unsupported.into());
         }
         for (i, thread) in self.threads.iter().enumerate() {
-            // SAFETY: a set of cores may be all zeros, and the core is from a set of the same size.
-            let one = unsafe {
-                let mut one: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(cores[(i + 1) % cores.len()], &mut one);
-                one
-            };
-            // SAFETY: a thread exists until its handle is joined, and the set has `SIZE` bytes.
-            let error = unsafe {
-                libc::pthread_setaffinity_np(thread.as_pthread_t(), SIZE, &raw const one)
-            };
-            if error != 0 {
-                return Err(std::io::Error::from_raw_os_error(error));
+            if let Some(ids) = of(&seats[rank(i + 1, n)]) {
+                bind(thread, &ids)?;
             }
         }
         Ok(())
     }
 
-    #[cfg(not(target_os = "linux"))]
-    pub(crate) fn pin(&self) -> std::io::Result<()> {
-        Err(std::io::ErrorKind::Unsupported.into())
-    }
-
     /// Workers, the caller included.
     pub(crate) fn n_workers(&self) -> usize {
         self.threads.len() + 1
+    }
+
+    /// Whether jobs that multiply several matrices use [`PieceOrder::ByShare`].
+    pub(crate) fn share_matrices(&self, yes: bool) {
+        self.shared.shares_matrices.store(yes, Relaxed);
+    }
+
+    /// The order of a job of so many pieces of several matrices.
+    pub(crate) fn piece_order(&self, pieces: usize) -> PieceOrder {
+        self.shared.piece_order(pieces)
     }
 
     /// Calls `job` once on this thread and at most once on each other worker,
@@ -275,7 +302,7 @@ impl Pool {
         // SAFETY: no job is open and `turn` is held.
         unsafe { *shared.posted.job.get() = Some(alive) };
         if let Some(weights) = ahead {
-            *turn = Some(Prefetcher::new(*weights, 0, self.n_workers()));
+            *turn = Some(shared.prefetcher(*weights, 0));
             // SAFETY: no job is open and `turn` is held.
             let ahead = unsafe { &mut *shared.posted.ahead.get() };
             *ahead = (ahead.0 + 1, Some(weights));
@@ -387,6 +414,29 @@ impl Drop for Pool {
             let _ = thread.join();
         }
     }
+}
+
+/// Binds a thread to some hardware threads.
+#[cfg(target_os = "linux")]
+fn bind(thread: &JoinHandle<()>, ids: &[usize]) -> std::io::Result<()> {
+    use std::os::unix::thread::JoinHandleExt;
+    const SIZE: usize = size_of::<libc::cpu_set_t>();
+    // SAFETY: a set of cores may be all zeros.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &id in ids {
+        // SAFETY: the number is from a set of the same size.
+        unsafe { libc::CPU_SET(id, &mut set) };
+    }
+    // SAFETY: a thread exists until its handle is joined, and the set has `SIZE` bytes.
+    match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), SIZE, &raw const set) } {
+        0 => Ok(()),
+        error => Err(std::io::Error::from_raw_os_error(error)),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind(_: &JoinHandle<()>, _: &[usize]) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
 }
 
 /// A slice that workers write in parts.
@@ -535,30 +585,65 @@ mod tests {
         });
     }
 
+    /// The hardware threads that this thread may use.
     #[cfg(target_os = "linux")]
-    #[test]
-    fn a_pinned_thread_runs_on_one_core_and_the_caller_on_any() {
-        let cores = || {
-            // SAFETY: a set of cores is an array of numbers, and as large as is said.
-            unsafe {
-                let mut set: libc::cpu_set_t = std::mem::zeroed();
-                let size = size_of::<libc::cpu_set_t>();
-                assert_eq!(libc::sched_getaffinity(0, size, &raw mut set), 0);
-                libc::CPU_COUNT(&set)
-            }
-        };
-        let before = cores();
-        let pool = Pool::new(3);
-        pool.pin().expect("Linux binds threads");
-        let met = AtomicUsize::new(0);
+    fn allowed() -> Vec<usize> {
+        // SAFETY: a set of cores is an array of numbers, and as large as is said; numbers are below its bits.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            let size = size_of::<libc::cpu_set_t>();
+            assert_eq!(libc::sched_getaffinity(0, size, &raw mut set), 0);
+            (0..8 * size)
+                .filter(|&i| libc::CPU_ISSET(i, &set))
+                .collect()
+        }
+    }
+
+    /// What each of `n` workers may use.
+    #[cfg(target_os = "linux")]
+    fn allowed_to_workers(pool: &Pool) -> Vec<Vec<usize>> {
+        let n = pool.n_workers();
+        let (met, all) = (AtomicUsize::new(0), Mutex::new(vec![Vec::new(); n]));
         pool.run(&|worker| {
-            assert_eq!(cores(), if worker == 0 { before } else { 1 });
+            all.lock().unwrap()[worker] = allowed();
             met.fetch_add(1, SeqCst);
-            while met.load(SeqCst) < 3 {
+            while met.load(SeqCst) < n {
                 thread::yield_now();
             }
         });
-        assert_eq!(cores(), before);
+        all.into_inner().unwrap()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pinned_thread_runs_on_one_core_and_the_caller_on_any() {
+        let before = allowed();
+        let pool = Pool::new(3);
+        pool.pin().expect("Linux binds threads");
+        let all = allowed_to_workers(&pool);
+        assert_eq!(all[0], before);
+        assert!(all[1..].iter().all(|of| of.len() == 1), "{all:?}");
+        assert_eq!(allowed(), before);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_stay_near_one_memory_node_where_there_are_several() {
+        let before = allowed();
+        let pool = Pool::new(4);
+        pool.bind_to_nodes().expect("Linux binds threads");
+        let all = allowed_to_workers(&pool);
+        assert_eq!(all[0], before);
+        let nodes = crate::cores::memory_nodes();
+        if nodes == 1 {
+            assert!(all.iter().all(|of| *of == before), "{all:?}");
+            return;
+        }
+        let seats = crate::cores::seats(4);
+        for (seat, of) in seats.iter().zip(&all).skip(1) {
+            assert_eq!(seat.node.as_ref(), Some(of));
+            assert!(of.len() < before.len());
+        }
     }
 
     #[test]

@@ -22,7 +22,9 @@ fn each(activations: Activations, check: impl Fn(&Cpu)) {
             // Older ways of multiplying bytes change products only.
             let threads: &[usize] = if i == last { &[1, 2, 3] } else { &[2] };
             for &threads in threads {
-                check(&Cpu::on(Device::with(variant, threads, activations)));
+                let device = Device::with(variant, threads, activations);
+                device.pool.share_matrices(threads == 3);
+                check(&Cpu::on(device));
             }
         }
     }

@@ -15,6 +15,7 @@ use crate::arch::Detected;
 use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::DisjointSlice;
+use crate::shares::{piece_of, piece_of_equal};
 use backend::{Matrix, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -103,20 +104,12 @@ struct Product<'a> {
     n_panels: usize,
     /// Panels of a work range.
     chunk: usize,
-    /// Work ranges of the products before this one.
-    first: usize,
     y: DisjointSlice<'a, f32>,
 }
 
 impl<'a> Product<'a> {
-    /// `y = x wᵀ` for `rows` of `x`, whose work ranges follow `first` others.
-    fn new(
-        device: &Device,
-        w: &'a Matrix,
-        rows: Range<usize>,
-        first: usize,
-        y: DisjointSlice<'a, f32>,
-    ) -> Self {
+    /// `y = x wᵀ` for `rows` of `x`.
+    fn new(device: &Device, w: &'a Matrix, rows: Range<usize>, y: DisjointSlice<'a, f32>) -> Self {
         let weights = w.storage::<PackedWeights>();
         let layout = weights.layout();
         let (n_panels, bytes) = (layout.n_panels(), layout.panel_bytes());
@@ -126,7 +119,6 @@ impl<'a> Product<'a> {
             rows,
             n_panels,
             chunk: panels_of_range(device, n_panels, bytes, at_once),
-            first,
             y,
         }
     }
@@ -135,7 +127,7 @@ impl<'a> Product<'a> {
         self.n_panels.div_ceil(self.chunk)
     }
 
-    /// Multiplies work range `i` of the job, with a worker's pack buffer.
+    /// Multiplies work range `i`, with a worker's pack buffer.
     fn run<F: Fn(&QuantizedPanels) -> RowBlocks>(
         &self,
         device: &Device,
@@ -143,7 +135,7 @@ impl<'a> Product<'a> {
         inputs: &Inputs<'_, F>,
         i: usize,
     ) {
-        let start = (i - self.first) * self.chunk;
+        let start = i * self.chunk;
         let range = start..(start + self.chunk).min(self.n_panels);
         match &self.weights.panels {
             Panels::Plain(w) => {
@@ -215,7 +207,7 @@ pub(crate) fn matmul_into(
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
-        let (mut multiply_adds, mut n) = (0, 0);
+        let (mut multiply_adds, mut n_ranges) = (0, [0; MAX_MATRICES]);
         let mut y = y.iter_mut();
         let products: [Option<Product<'_>>; MAX_MATRICES] = std::array::from_fn(|i| {
             let w = w.get(i)?;
@@ -226,16 +218,16 @@ pub(crate) fn matmul_into(
                 "shapes of a product"
             );
             multiply_adds += rows * w.rows * w.cols;
-            let product = Product::new(device, w, 0..rows, n, DisjointSlice::new(values_mut(y)));
-            n += product.n_ranges();
+            let product = Product::new(device, w, 0..rows, DisjointSlice::new(values_mut(y)));
+            n_ranges[i] = product.n_ranges();
             Some(product)
         });
+        let n = n_ranges.iter().sum();
+        let order = device.pool.piece_order(n);
         let ahead = || ahead_of(device, &products);
         each_range(device, n, multiply_adds, ahead, |worker, i| {
-            let mut products = products.iter().flatten();
-            let product = products
-                .find(|product| i < product.first + product.n_ranges())
-                .expect("a work range of some matrix");
+            let (which, i) = piece_of(i, order, n_ranges.iter().copied());
+            let product = products[which].as_ref().expect("a matrix with work ranges");
             product.run(device, &buffers[worker], &inputs, i);
         });
     }
@@ -267,20 +259,23 @@ pub(crate) fn matmul_runs<'a>(
         let product = |i: usize| {
             let run = runs[i].clone();
             let y = out.after(run.start * rows);
-            Product::new(device, w(i), run, 0, y)
+            Product::new(device, w(i), run, y)
         };
         // As many ranges for each, of which formats with smaller panels need fewer.
         let most = (0..runs.len()).map(|i| product(i).n_ranges()).max();
         let most = most.unwrap_or(0);
+        let n = runs.len() * most;
+        let order = device.pool.piece_order(n);
         each_range(
             device,
-            runs.len() * most,
+            n,
             x.rows() * rows * cols,
             || None,
             |worker, i| {
-                let product = product(i / most);
-                if i % most < product.n_ranges() {
-                    product.run(device, &buffers[worker], &inputs, i % most);
+                let (which, i) = piece_of_equal(i, order, runs.len(), most);
+                let product = product(which);
+                if i < product.n_ranges() {
+                    product.run(device, &buffers[worker], &inputs, i);
                 }
             },
         );

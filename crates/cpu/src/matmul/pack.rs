@@ -219,9 +219,12 @@ fn pack_all<P: PanelLayout>(
     let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let mut data = Region::zeroed(n * bytes);
     let all = DisjointSlice::new(data.elements_mut::<u8>());
-    // Ranges as large as what is given back at a time, but several for each worker.
-    let fair = n / (8 * device.pool.n_workers());
-    let chunk = (LOAD_RANGE_BYTES / bytes.max(1)).min(fair).max(4);
+    // Ranges as large as what is given back at a time, but several for each worker; of a small matrix one for each, so
+    // that all of a mixture's experts do not come to lie near the first workers.
+    let n_workers = device.pool.n_workers();
+    let fair = n / (8 * n_workers);
+    let least = n.div_ceil(n_workers).clamp(1, 4);
+    let chunk = (LOAD_RANGE_BYTES / bytes.max(1)).min(fair).max(least);
     device.pool.each(n, chunk, |worker, range| {
         let buffer = &mut *lock(&buffers[worker]);
         let parts_of = MatrixParts::Stored(parts);
