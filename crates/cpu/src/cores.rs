@@ -52,8 +52,8 @@ pub(crate) struct Seat {
 }
 
 /// Where each of `n` workers is to run, by [`rank`](crate::shares::rank); nothing where the system does not tell. Every core
-/// is used once before any is used twice. Seats next to each other are near the same memory node wherever possible; with
-/// fewer workers than cores, nodes get workers in proportion to their cores.
+/// is used once before any is used twice. Seats next to each other are near the same memory node wherever possible, and
+/// nodes get workers in proportion to their cores.
 pub(crate) fn seats(n: usize) -> Vec<Seat> {
     seats_among(&allowed(), n)
 }
@@ -66,12 +66,15 @@ fn seats_among(all: &[HardwareThread], n: usize) -> Vec<Seat> {
     let (first, others) = one_a_core(all);
     let (first, others) = (by_node(first), by_node(others));
     let nodes: HashSet<usize> = all.iter().map(|t| t.node).collect();
-    // With fewer workers than cores, each node has its share of them.
-    let is_spread = nodes.len() > 1 && n < first.len();
     let in_order: Vec<&HardwareThread> = first.iter().chain(&others).collect();
-    let place = |i: usize| match is_spread {
-        true => i * first.len() / n,
-        false => i % in_order.len(),
+    let place = |i: usize| {
+        let (cores, all) = (first.len(), in_order.len());
+        match nodes.len() > 1 {
+            // Where not all are used, each node has its share of those that are.
+            true if n < cores => i * cores / n,
+            true if i >= cores && n < all => cores + (i - cores) * (all - cores) / (n - cores),
+            _ => i % all,
+        }
     };
     let seat = |t: &HardwareThread| Seat {
         thread: t.id,
@@ -182,6 +185,11 @@ mod tests {
             threads_of(&seats_among(&all, 8)),
             [0, 2, 1, 3, 4, 6, 5, 7],
             "second threads of cores last"
+        );
+        assert_eq!(
+            threads_of(&seats_among(&all, 6)),
+            [0, 2, 1, 3, 4, 5],
+            "a second thread of a core near each node"
         );
     }
 
