@@ -395,8 +395,8 @@ fn stage_row_tiles(packing: Packing, n: usize, run: usize) -> usize {
     run.div_ceil(run.div_ceil(most_stage_row_tiles(packing, n)))
 }
 
-/// The largest group of row tiles. More would exceed a warp's registers, leave less than two stages in its 12 KB of shared
-/// memory, need more places for results than the kernel has, or take the copy engine more than two copies a stage.
+/// The largest group of row tiles. More would need more places for results than the kernel has, leave a warp less than two
+/// stages in its 12 KB of shared memory, or take the copy engine more than two copies a stage.
 pub(crate) fn most_stage_row_tiles(packing: Packing, n: usize) -> usize {
     match (packing, packing.tile_bytes()) {
         (_, ..=1088) if n > MMA_ROWS => 2,
