@@ -82,8 +82,8 @@ struct ExpertGroup {
                 0};
     }
 };
-#if ROWS == 64
-// ---- experts (grouped GEMM): a block of 64 pairs of one expert at a time. moe.cuh says what the lists are.
+#if ROWS >= 64
+// ---- experts (grouped GEMM): a block of up to ROWS pairs of one expert at a time. moe.cuh says what the lists are.
 
 // Pairs of an ExpertBlock. A pair reads activation row `by_pair ? pair : pair / top_k`.
 KERNEL __launch_bounds__(2 * ROWS)

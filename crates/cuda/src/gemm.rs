@@ -235,16 +235,28 @@ fn split(
     device.launch(&own.kernel("gemm_wgmma_split"), grid, args);
 }
 
-/// Pairs of an expert that a block takes, at most.
-pub(crate) const PAIRS: usize = 64;
+/// Pairs of one expert, at most, that a block of a grouped GEMM takes, of so many pairs of all experts. It dequantizes its
+/// weights once for all of them.
+pub(crate) fn pairs_of_block(pairs: usize, experts: usize) -> usize {
+    if pairs >= MANY_PAIRS * experts {
+        128
+    } else {
+        64
+    }
+}
 
-/// Blocks of [`PAIRS`] pairs, at most, of one expert each.
+/// Pairs of an expert, on average, from which on blocks take up to 128 of them.
+const MANY_PAIRS: usize = 96;
+
+/// Blocks of pairs of one expert each.
 pub(crate) struct Blocks {
     pub(crate) list: Address,
     pub(crate) pairs: Address,
     pub(crate) top_k: usize,
     /// How many there can be.
     pub(crate) most: usize,
+    /// Pairs of a block, at most.
+    pub(crate) rows: usize,
 }
 
 /// `y[pair] = w[expert of pair] x`, by experts' `rows` and where their weights lie; `x` has a row for
@@ -257,7 +269,7 @@ pub(crate) fn grouped(
     (y, rows): (Address, usize),
     blocks: &Blocks,
 ) {
-    let own = Warpgroups::new(tiles.packing, PAIRS);
+    let own = Warpgroups::new(tiles.packing, blocks.rows);
     let inputs = device
         .arena
         .buffer(blocks.most * tiles.tiles * own.inputs());
@@ -269,7 +281,7 @@ pub(crate) fn grouped(
         .int(blocks.top_k)
         .int(usize::from(by_pair))
         .int(tiles.per_slice);
-    let grid = Grid::rect(tiles.tiles, blocks.most, 2 * PAIRS);
+    let grid = Grid::rect(tiles.tiles, blocks.most, 2 * blocks.rows);
     device.launch(&own.kernel("swizzle_expert_activations"), grid, args);
     let args = Args::default()
         .of(&ExpertGroup {

@@ -163,14 +163,23 @@ fn addresses<'a>(
     })
 }
 
+/// An expert's pairs cut into blocks, for all experts.
+struct GroupedBlocks {
+    list: Buffer,
+    /// Blocks that there can be.
+    most: usize,
+    /// Pairs of a block, at most.
+    pairs: usize,
+}
+
 /// The step's pairs of row and rank, by expert.
 struct Lists {
     pairs: Buffer,
     lists: Buffer,
     /// The active experts, for the pipelined kernels: [`ACTIVE_EXPERT_BYTES`] bytes each.
     active: Option<Buffer>,
-    /// The blocks of a grouped GEMM: [`EXPERT_BLOCK_BYTES`] bytes each, and how many there can be.
-    blocks: Option<(Buffer, usize)>,
+    /// The blocks of a grouped GEMM: [`EXPERT_BLOCK_BYTES`] bytes each.
+    blocks: Option<GroupedBlocks>,
     /// Experts that can be in use.
     most: usize,
     top_k: usize,
@@ -203,12 +212,13 @@ fn product(
             let grid = Grid::rect(rows.div_ceil(8), lists.most, 256);
             device.launch(&Kernel::new("gemv_f32", "moe_gemv_f32"), grid, args);
         }
-        Some(tiles) if let Some((list, most)) = &lists.blocks => {
+        Some(tiles) if let Some(blocks) = &lists.blocks => {
             let blocks = gemm::Blocks {
-                list: list.address,
+                list: blocks.list.address,
                 pairs: lists.pairs.address,
                 top_k: lists.top_k,
-                most: *most,
+                most: blocks.most,
+                rows: blocks.pairs,
             };
             let w = (w.weights.address, tiles);
             gemm::grouped(device, x_f16, by_pair, w, (y, rows), &blocks);
@@ -330,17 +340,24 @@ fn route(
     let pairs = n * top_k;
     let most = count.min(pairs);
     let kernel = |name| Kernel::new("moe_route", name);
-    // An expert's last block may be of a single pair.
-    let blocks =
-        (n > ROUTE_ROWS && pairs >= MIN_GROUPED_PAIRS * count && gemm::warpgroups(&device.driver))
-            .then(|| pairs / gemm::PAIRS + most);
     let buffer = |bytes| device.arena.buffer(bytes);
+    let is_grouped = n > ROUTE_ROWS && gemm::warpgroups(&device.driver);
+    let of_block = gemm::pairs_of_block(pairs, count);
+    let blocks = (is_grouped && pairs >= MIN_GROUPED_PAIRS * count).then(|| {
+        // An expert's last block may be of a single pair.
+        let blocks = pairs / of_block + most;
+        GroupedBlocks {
+            list: buffer(EXPERT_BLOCK_BYTES * (1 + blocks)),
+            most: blocks,
+            pairs: of_block,
+        }
+    });
     let lists = Lists {
         lists: buffer(4 * (1 + 3 * most)),
         pairs: buffer(4 * pairs),
         active: lists_active_experts(device, n)
             .then(|| buffer(ACTIVE_EXPERT_BYTES * (1 + 2 * pairs))),
-        blocks: blocks.map(|blocks| (buffer(EXPERT_BLOCK_BYTES * (1 + blocks)), blocks)),
+        blocks,
         most,
         top_k,
         rows: n,
@@ -380,10 +397,10 @@ fn route(
         .ptr(chosen.address)
         .ptr(lists.lists.address)
         .ptr(lists.pairs.address)
-        .ptr(lists.blocks.as_ref().map_or(0, |(list, _)| list.address))
+        .ptr(lists.blocks.as_ref().map_or(0, |b| b.list.address))
         .int(count)
         .int(pairs)
-        .int(gemm::PAIRS);
+        .int(of_block);
     let grid = Grid {
         shared: 4 * count * (1 + GROUP_WARPS),
         ..Grid::new(1, 32 * GROUP_WARPS)
