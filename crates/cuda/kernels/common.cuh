@@ -157,3 +157,8 @@ DEVICE void store_activation_tile(const Activations &out, u64 row, int tile, flo
     ((u32 *) (out.values + row * out.stride + tile * 64))[lane] = f32_to_f16(v0 * up) | (u32) f32_to_f16(v1 * up) << 16;
     if (lane == 0) out.scales[row * (out.stride / 64) + tile] = scale;
 }
+// Keeps a value in its register: the compiler would compute it again at every use.
+DEVICE u32 opaque(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}

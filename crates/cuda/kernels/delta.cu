@@ -146,14 +146,15 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 #define ROW_FLOATS (2 * KEY_FLOATS + (COLUMNS + 5) / 4 * 4)
 #define UPDATE_FLOATS (KEY_FLOATS + (COLUMNS + 4) / 4 * 4)
 #define ROW_CHANNELS (2 * DK + COLUMNS) // of a row that the block reads: query, key, its values
-DEVICE float sum_over_parts(float v) {
+DEVICE void sum_over_parts(float &a, float &b) {
 #pragma unroll
-    for (int o = 1; o < PARTS; o *= 2) v += __shfl_xor_sync(~0u, v, o);
-    return v;
+    for (int o = 1; o < PARTS; o *= 2) {
+        const float other_a = __shfl_xor_sync(~0u, a, o), other_b = __shfl_xor_sync(~0u, b, o);
+        a += other_a, b += other_b;
+    }
 }
-// Loads the thread's part of a key or query.
+// Loads a thread's part of a key or query, which starts at `x`.
 DEVICE void load_part(const float *x, float (&v)[KEY_ROWS]) {
-    x += threadIdx.x % PARTS * PART_STRIDE;
 #pragma unroll
     for (int i = 0; i < KEY_ROWS; i += 4) {
         const float4 four = *(const float4 *) (x + i);
@@ -207,12 +208,21 @@ DEVICE void load_state(const Delta &d, const u32 *seq, float (&s)[KEY_ROWS]) {
     for (int i = 0; i < KEY_ROWS; i++)
         s[i] = own < COLUMNS && KEY_ROW_EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;
 }
-// The block's part of all rows; `row(r)` brings one of them to shared memory. `kept` has been loaded.
+// Rows in shared memory, `count` of them.
+struct RowGroup {
+    const float *rows;
+    u32 count;
+};
+// The block's part of all rows; `group(r)` brings row `r` and some that follow it to shared memory. `kept` has been
+// loaded. Nearly all of a row's time are two sums over dk that wait for one another: what the state gives for the key,
+// and, once it has changed, for the query. So the query of a row is summed beside the key of the next one.
 template <class F>
-DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_ROWS], const float *kept, F row) {
+DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_ROWS], const float *kept, F group) {
     const int part = threadIdx.x % PARTS, own = threadIdx.x / PARTS, head = blockIdx.x / COLUMN_SPLITS,
               column = blockIdx.x % COLUMN_SPLITS * COLUMNS + own;
     const bool mine = own < COLUMNS;
+    // Where the thread's parts of keys and queries start in a row, and its column's value.
+    const int part_at = opaque(part * PART_STRIDE), value_at = opaque(2 * KEY_FLOATS + (mine ? own : 0));
     float *state = d.state + ((u64) seq[SEQ_SLOT] * d.nv + head) * DK * DV, *updates = updates_of(d, seq);
     const int first = part * KEY_ROWS;
     float k[KEY_ROWS], q[KEY_ROWS];
@@ -220,7 +230,7 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
     for (u32 r = 0; r < seq[SEQ_KEPT]; r++) {
         const float *u = kept + r * UPDATE_FLOATS;
         const float decay = u[KEY_FLOATS + COLUMNS], dj = mine ? u[KEY_FLOATS + own] : 0.0f;
-        load_part(u, k);
+        load_part(u + part_at, k);
 #pragma unroll
         for (int i = 0; i < KEY_ROWS; i++) s[i] = fmaf(KEY_ROW_EXISTS(i) ? k[i] : 0.0f, dj, s[i] * decay);
     }
@@ -231,35 +241,48 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
     };
     const u32 rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
     if (certain == 0) save();
+    const int stride = opaque(d.nv * DV), stores = opaque(mine && part == 0);
+    float *out = y + ((u64) seq[SEQ_START] * d.nv + head) * DV + column;
+#pragma unroll
+    for (int i = 0; i < KEY_ROWS; i++) q[i] = 0.0f;
+    u32 r = 0;
 #pragma unroll 1
-    for (u32 r = 0; r < rows; r++) {
-        const float *x = row(r), *gates = x + ROW_FLOATS - 2;
-        const float v = mine ? x[2 * KEY_FLOATS + own] : 0.0f, decay = gates[0];
-        load_part(x + KEY_FLOATS, k);
-        load_part(x, q);
-        float sum = 0.0f;
+    while (r < rows) {
+        const RowGroup of = group(r);
+        const float *x = of.rows + part_at;
+        const u32 end = r + of.count;
+#pragma unroll 1
+        for (; r < end; r++, x += ROW_FLOATS, out += stride) {
+            load_part(x + KEY_FLOATS, k);
+            const float *all = x - part_at;
+            const float decay = all[ROW_FLOATS - 2], beta = all[ROW_FLOATS - 1], v = all[value_at];
+            float sum = 0.0f, before = 0.0f;
 #pragma unroll
-        for (int i = 0; i < KEY_ROWS; i++) {
-            s[i] *= decay;
-            sum = fmaf(s[i], k[i], sum);
-        }
-        const float dj = (v - sum_over_parts(sum)) * gates[1];
-        float o = 0.0f;
+            for (int i = 0; i < KEY_ROWS; i++) {
+                before = fmaf(s[i], q[i], before);
+                s[i] *= decay;
+                sum = fmaf(s[i], k[i], sum);
+            }
+            load_part(x, q);
+            sum_over_parts(sum, before);
+            if (stores && r > 0) out[-stride] = before;
+            const float dj = (v - sum) * beta;
 #pragma unroll
-        for (int i = 0; i < KEY_ROWS; i++) {
-            s[i] = fmaf(k[i], dj, s[i]);
-            o = fmaf(s[i], q[i], o);
-        }
-        o = sum_over_parts(o);
-        if (mine && part == 0) y[((u64) (seq[SEQ_START] + r) * d.nv + head) * DV + column] = o;
-        if (r + 1 == certain) save();
-        if (r >= certain) {
-            float *u = updates + (u64) (r - certain) * update_stride(d);
-            if (threadIdx.x == 0) u[0] = decay;
-            for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = x[KEY_FLOATS + KEY_OFFSET(i)];
-            if (mine && part == 0) u[1 + DK + own] = dj;
+            for (int i = 0; i < KEY_ROWS; i++) s[i] = fmaf(k[i], dj, s[i]);
+            if (r + 1 == certain) save();
+            if (r >= certain) {
+                float *u = updates + (u64) (r - certain) * update_stride(d);
+                if (threadIdx.x == 0) u[0] = decay;
+                for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = all[KEY_FLOATS + KEY_OFFSET(i)];
+                if (stores) u[1 + DK + own] = dj;
+            }
         }
     }
+    float last = 0.0f, none = 0.0f;
+#pragma unroll
+    for (int i = 0; i < KEY_ROWS; i++) last = fmaf(s[i], q[i], last);
+    sum_over_parts(last, none);
+    if (stores && rows > 0) out[-stride] = last;
 }
 DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
 #if __CUDA_ARCH__ >= 900
@@ -306,20 +329,18 @@ KERNEL __launch_bounds__(THREADS, 1)
     prefetch(0);
     __syncthreads(); // the kept updates are there
     recurrence(d, seq, y, s, kept, [&](u32 r) {
-        if (r % ROWS_AHEAD == 0) {
-            __syncthreads(); // nobody reads the rows before
-            for_each_ahead(r, [&](int t, int i) {
-                float *row = rows_smem + i * ROW_FLOATS;
+        __syncthreads(); // nobody reads the rows before
+        for_each_ahead(r, [&](int t, int i) {
+            float *row = rows_smem + i * ROW_FLOATS;
 #pragma unroll
-                for (int j = 0; j < each; j++)
-                    if (lane + 32 * j < ROW_CHANNELS) row[channel_offset(lane + 32 * j)] = ahead[t][j];
-                if (lane < 2) row[ROW_FLOATS - 2 + lane] = gate[t];
-                if (lane == 0) clear_padding(row);
-            });
-            prefetch(r + ROWS_AHEAD);
-            __syncthreads();
-        }
-        return rows_smem + r % ROWS_AHEAD * ROW_FLOATS;
+            for (int j = 0; j < each; j++)
+                if (lane + 32 * j < ROW_CHANNELS) row[channel_offset(lane + 32 * j)] = ahead[t][j];
+            if (lane < 2) row[ROW_FLOATS - 2 + lane] = gate[t];
+            if (lane == 0) clear_padding(row);
+        });
+        prefetch(r + ROWS_AHEAD);
+        __syncthreads();
+        return RowGroup{rows_smem, min((u32) ROWS_AHEAD, rows - r)};
     });
     for (int c = blockIdx.x * THREADS + threadIdx.x; c < d.channels; c += gridDim.x * THREADS)
         shift_history(d, qkv, seq, c);
@@ -414,7 +435,7 @@ KERNEL __launch_bounds__(THREADS, 1)
         if (i >= 2 * DK) shift(j, i);
     });
     __syncthreads();
-    recurrence(d, seq, y, s, kept, [&](u32 r) { return rows_smem + r * ROW_FLOATS; });
+    recurrence(d, seq, y, s, kept, [&](u32) { return RowGroup{rows_smem, rows}; });
     if (threadIdx.x == 0) {
         shifts_history = before + 1 == heads * COLUMN_SPLITS;
         if (shifts_history) *count = 0;

@@ -72,12 +72,6 @@ DEVICE void swizzle_row(const Activations &x, u8 *to, int row, int tiles_per_sli
                                    k_tiles))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] = scale;
 }
 
-// Keeps a value in its register: the compiler would compute it again at every use.
-DEVICE u32 opaque(u32 v) {
-    asm volatile("" : "+r"(v));
-    return v;
-}
-
 // The stage whose turn it is.
 struct PipelineState {
     int stage = 0;
