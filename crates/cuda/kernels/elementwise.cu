@@ -41,10 +41,10 @@ KERNEL affine(float *x, const float *factor, const float *shift, int cols, u64 n
     int c = (int) (i % cols);
     x[i] = factor ? fmaf(x[i], factor[c], shift[c]) : x[i] + shift[c];
 }
-// Gated linear unit: block (chunk, row).
+// Gated linear unit: block (row, chunk), for there can be more rows, pairs of a row and an expert, than a grid is high.
 KERNEL __launch_bounds__(256) glu(GluArgs a) {
     pdl_sync();
-    glu_chunk(a, blockIdx.x, blockIdx.y);
+    glu_chunk(a, blockIdx.y, blockIdx.x);
 }
 // y = activation(gate[row]) * x
 KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u64 n) {
@@ -52,21 +52,21 @@ KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[i] * activate(f, gate[i / cols]);
 }
-// Converts a tensor to f16 for matrix products: block (chunk, row).
+// Converts a tensor to f16 for matrix products: block (row, chunk).
 KERNEL __launch_bounds__(256) to_activations(const float *x, int cols, Activations h) {
     pdl_sync();
-    const u64 row = blockIdx.y;
-    for_pair_of_chunk(blockIdx.x, cols, [&](int c) {
+    const u64 row = blockIdx.x;
+    for_pair_of_chunk(blockIdx.y, cols, [&](int c) {
         store_activation_tile(h, row, c / 64, c < cols ? x[row * cols + c] : 0.0f,
                               c + 1 < cols ? x[row * cols + c + 1] : 0.0f);
     });
 }
-// x as Activations of products with weights whose columns were rotated: each 32 columns are rotated, too. Block (chunk,
-// row).
+// x as Activations of products with weights whose columns were rotated: each 32 columns are rotated, too. Block (row,
+// chunk).
 KERNEL __launch_bounds__(256) rotate_to_activations(const float *x, int cols, Activations h) {
     pdl_sync();
-    const u64 row = blockIdx.y;
-    for_pair_of_chunk(blockIdx.x, cols, [&](int c) {
+    const u64 row = blockIdx.x;
+    for_pair_of_chunk(blockIdx.y, cols, [&](int c) {
         float v0 = c < cols ? x[row * cols + c] : 0.0f, v1 = c + 1 < cols ? x[row * cols + c + 1] : 0.0f;
         rotate_tile(v0, v1);
         store_activation_tile(h, row, c / 64, v0, v1);

@@ -233,7 +233,7 @@ fn to_f16(l: &Launch<'_>, op: &Op) -> Call {
         .ptr(l.address(x))
         .int(cols)
         .of(&l.f16_output(op, x));
-    let grid = Grid::rect(cols.div_ceil(2 * PART), rows, PART);
+    let grid = Grid::rect(rows, cols.div_ceil(2 * PART), PART);
     ("to_activations", grid, args)
 }
 
@@ -242,7 +242,7 @@ pub(crate) fn rotate(device: &Device, x: Address, [rows, cols]: [usize; 2]) -> A
     let rotated = Cell::f16(rows, cols);
     let args = Args::default().ptr(x).int(cols);
     let args = args.of(&rotated.activations(&device.arena));
-    let grid = Grid::rect(cols.div_ceil(2 * PART), rows, PART);
+    let grid = Grid::rect(rows, cols.div_ceil(2 * PART), PART);
     device.launch(&kernel("rotate_to_activations"), grid, args);
     rotated
 }
@@ -304,7 +304,7 @@ pub(crate) fn glu_blocks(cols: usize, threads: usize) -> usize {
 
 /// Launches a gate of `rows` by itself.
 pub(crate) fn launch_glu(device: &Device, glu: &GluArgs, rows: usize) {
-    let grid = Grid::rect(glu_blocks(glu.cols as usize, PART), rows, PART);
+    let grid = Grid::rect(rows, glu_blocks(glu.cols as usize, PART), PART);
     device.launch(&kernel("glu"), grid, Args::default().of(glu));
 }
 
