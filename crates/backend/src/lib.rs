@@ -56,6 +56,7 @@ mod reference;
 mod sample;
 mod store;
 mod tensor;
+pub mod trial;
 
 pub use batch::{
     Batch, BatchSeq, CacheRows, MAX_TENTATIVE, MediaRow, NO_PAGE, PAGE_ROWS, POSITION_AXES,

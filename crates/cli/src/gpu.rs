@@ -17,26 +17,54 @@ pub(crate) struct Gpu {
 mod with_cuda {
     use super::{Gpu, Result};
     use crate::places;
-    use cuda::{Cuda, CudaOptions, EQUAL_OPS};
-    use serde_json::json;
+    use backend::Record as _;
+    use cuda::{Cuda, CudaOptions, EQUAL_OPS, TriedProducts};
+    use serde_json::{Value, json};
     use std::sync::Arc;
 
     pub(crate) use cuda::device_count as count;
+
+    /// What trials of products have found, as JSON.
+    fn tuning(tried: &[TriedProducts]) -> Vec<Value> {
+        let of = |tried: &TriedProducts| {
+            json!({
+                "weights": tried.weights,
+                "products": tried.tuning,
+                "summary": tried.tuning.to_string(),
+                "speedup": tried.speedup,
+                "bytes_per_second": tried.bytes_per_second,
+                "took_ms": tried.took_ms,
+            })
+        };
+        tried.iter().map(of).collect()
+    }
 
     /// Opens the GPU `ordinal`.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Cuda>> {
         let options = CudaOptions {
             ordinal,
             cache: places::cache().map(|folder| folder.join("cuda")),
+            trials: true,
             ..CudaOptions::default()
         };
         Ok(Arc::new(Cuda::new(options)?))
     }
 
-    /// Opens all there are; why there is none, if there is none.
-    pub(crate) fn all() -> Vec<Result<Gpu>> {
+    /// Formats whose products `doctor` times: the most common ones.
+    const TRIED: [&str; 4] = ["q4_0", "affine4-g64", "q8_0", "bf16"];
+
+    /// Opens all there are, and times how products are fastest on each, if `recalibrate`; why there is none, if there
+    /// is none.
+    pub(crate) fn all(recalibrate: bool) -> Vec<Result<Gpu>> {
         let gpu = |ordinal| {
             let backend = open(ordinal)?;
+            if recalibrate {
+                let formats = TRIED.iter().filter_map(|name| quant::format(name));
+                for format in formats {
+                    backend.try_products(format);
+                }
+                backend.finish()?;
+            }
             let facts = backend.facts();
             let (major, minor) = facts.capability;
             let (total, free) = facts.memory;
@@ -48,6 +76,7 @@ mod with_cuda {
                 "memory": {"total": total, "free": free},
                 "products": facts.products,
                 "nvrtc": facts.compiler,
+                "tuning": tuning(&backend.tried_products()),
             });
             Ok(Gpu {
                 facts,
@@ -74,7 +103,7 @@ mod without_cuda {
         ))
     }
 
-    pub(crate) fn all() -> Vec<Result<Gpu>> {
+    pub(crate) fn all(_recalibrate: bool) -> Vec<Result<Gpu>> {
         vec![open(0).map(|_| unreachable!("it cannot be opened"))]
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Each choice is timed beside a plain read of as many bytes in the same milliseconds, for memory
 //! shared with others is faster and slower from one second to the next. A choice replaces the
-//! default only if it was faster in most rounds and by more than [`WORTH`] in the median.
+//! default only if it was clearly faster ([`clear_choice`]).
 
 use crate::{machine, places};
 use anyhow::Result;
+use backend::trial::{WORTH, clear_choice, quartiles};
 use cpu::{CpuOptions, PrefetchHint, Trial, Tuning, WeightKind, WeightReads};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,8 +33,6 @@ const ROUNDS: std::ops::RangeInclusive<usize> = 5..=41;
 /// How many times as long as a fast plain read a slow one may take (their quarters) for a result to be kept:
 /// beside another program that computes, nothing can be measured.
 const STEADY: f64 = 1.6;
-/// How much faster than the one before a choice has to be.
-const WORTH: f64 = 0.03;
 /// Rows of a step with drafts of 3 tokens.
 const FEW_ROWS: usize = 4;
 
@@ -255,53 +254,5 @@ fn fastest(
             }
         }
     }
-    choice_of(&shares)
-}
-
-/// Which choice is clearly the fastest, the first one if none is, given the speed of each choice in
-/// each round; and the median speed of each.
-fn choice_of(shares: &[Vec<f64>]) -> (usize, Vec<f64>) {
-    let median = |all: &Vec<f64>| quartiles(&mut all.clone())[1];
-    let medians: Vec<f64> = shares.iter().map(median).collect();
-    let is_clear = |i: &usize| {
-        let rounds = shares[*i].iter().zip(&shares[0]);
-        let faster = rounds.filter(|(other, first)| other > first).count();
-        4 * faster >= 3 * shares[0].len() && medians[*i] > (1.0 + WORTH) * medians[0]
-    };
-    let clear = (1..shares.len()).filter(is_clear);
-    let chosen = clear.max_by(|&a, &b| medians[a].total_cmp(&medians[b]));
-    (chosen.unwrap_or(0), medians)
-}
-
-/// The values that a quarter, half and three quarters of `values` are not above; zeros of none.
-fn quartiles(values: &mut [f64]) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    [1, 2, 3].map(|n| values.get(values.len() * n / 4).copied().unwrap_or(0.0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_choice_is_taken_only_where_it_is_clearly_faster() {
-        let first = vec![0.80, 0.82, 0.78, 0.80];
-        let by = |factor: f64| first.iter().map(|share| share * factor).collect::<Vec<_>>();
-        let chosen = |others: &[Vec<f64>]| {
-            let all: Vec<_> = std::iter::once(first.clone())
-                .chain(others.to_vec())
-                .collect();
-            choice_of(&all).0
-        };
-        assert_eq!(chosen(&[by(1.02), by(0.9)]), 0, "not by enough");
-        assert_eq!(chosen(&[by(1.05), by(1.1)]), 2, "the fastest");
-        assert_eq!(
-            chosen(&[vec![0.7, 0.7, 0.95, 0.95]]),
-            0,
-            "not in most rounds"
-        );
-        let (_, medians) = choice_of(&[first.clone(), by(2.0)]);
-        assert_eq!(medians, [0.80, 1.60]);
-        assert_eq!(quartiles(&mut [4.0, 1.0, 3.0, 2.0]), [2.0, 3.0, 4.0]);
-    }
+    clear_choice(&shares)
 }

@@ -298,7 +298,11 @@ mod tests {
         ),
         ("print", "launch", "lines for a shell instead of the client"),
         ("all", "stop", "the servers that end"),
-        ("recalibrate", "doctor", "how weights are read"),
+        (
+            "recalibrate",
+            "doctor",
+            "how weights are read and multiplied",
+        ),
         ("api-key-file", "serve", "401"),
         ("allow-origin", "serve", "CORS headers"),
         ("allow-host", "serve", "403"),

@@ -189,7 +189,7 @@ impl Compiler {
                 let (code, _) =
                     compile(&source, &options).map_err(|log| format!("{kernel}: {log}"))?;
                 if let Some(file) = &file {
-                    keep(file, &code);
+                    write_whole(file, &code);
                 }
                 code
             }
@@ -200,8 +200,8 @@ impl Compiler {
     }
 }
 
-/// Writes whole files only, also if several threads compile the same kernel; a cache that cannot be written is none.
-fn keep(file: &std::path::Path, code: &[u8]) {
+/// Writes a whole file or nothing, also if several threads write the same one; a cache that cannot be written is none.
+pub(crate) fn write_whole(file: &Path, bytes: &[u8]) {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
     let part = file.with_extension(format!("{}-{number}.part", std::process::id()));
@@ -209,7 +209,7 @@ fn keep(file: &std::path::Path, code: &[u8]) {
         .parent()
         .map(std::fs::create_dir_all)
         .transpose()
-        .and_then(|_| std::fs::write(&part, code))
+        .and_then(|_| std::fs::write(&part, bytes))
         .and_then(|()| std::fs::rename(&part, file));
     if written.is_err() {
         let _ = std::fs::remove_file(&part);

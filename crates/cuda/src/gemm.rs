@@ -9,6 +9,7 @@ use crate::machine::Grid;
 use crate::matmul::{GEMV_ROWS, Group, Tiles, matrices, row_tiles};
 use crate::memory::Buffer;
 use crate::pack::{Packing, TILE, TILE_ROWS};
+use crate::tuning::{GemmFrom, ProductTuning};
 
 /// GEMM without warpgroups.
 #[derive(Clone, Copy)]
@@ -140,19 +141,23 @@ pub(crate) fn warpgroups(driver: &Driver) -> bool {
     driver.arch == 90 && driver.shared >= Warpgroups::SHARED
 }
 
-/// Bytes of weights for each multiprocessor that take as long to read again as it takes to set up a GEMM: its activations
-/// are brought to an order of their own, and sums of slices meet in memory.
-const SETUP_BYTES: usize = 160 << 10;
-
-/// Whether products of `n` rows with a group of matrices are faster as a GEMM than as a GEMV, which reads weights again for
-/// every [`GEMV_ROWS`](crate::matmul::GEMV_ROWS) rows.
-pub(crate) fn is_faster(driver: &Driver, n: usize, tiles: Tiles, group: &Group<'_>) -> bool {
-    if !warpgroups(driver) {
-        return n > 2 * GEMV_ROWS;
+/// Whether products of `n` rows with a group of matrices are a GEMM, and not a GEMV, which reads weights again for
+/// every [`GEMV_ROWS`] rows.
+pub(crate) fn is_faster(
+    driver: &Driver,
+    n: usize,
+    tiles: Tiles,
+    group: &Group<'_>,
+    tuning: ProductTuning,
+) -> bool {
+    match tuning.gemm_from {
+        GemmFrom::Rows(rows) => n >= rows,
+        GemmFrom::KibAgain(kib) => {
+            let weights = row_tiles(group) * tiles.tiles * tiles.packing.tile_bytes();
+            let again = (n.div_ceil(GEMV_ROWS) - 1) * weights;
+            n > SPLIT_ROWS || again >= (kib << 10) * driver.sms
+        }
     }
-    let weights = row_tiles(group) * tiles.tiles * tiles.packing.tile_bytes();
-    let again = (n.div_ceil(GEMV_ROWS) - 1) * weights;
-    n > SPLIT_ROWS || again >= SETUP_BYTES * driver.sms
 }
 
 /// Products of up to four matrices of one packing and width.

@@ -7,6 +7,7 @@ use crate::machine::Grid;
 use crate::memory::{Arena, Block, Cell};
 use crate::pack::TILE;
 use crate::record::{Bound, Frequencies, Rows};
+use crate::tuning::Tunings;
 use crate::{Kernel, attention, delta, elementwise, kv, matmul, moe};
 use fusion::{Kind, Op, OpList, Operand, Value, fuse};
 use std::cell::RefCell;
@@ -21,6 +22,7 @@ pub(crate) struct Device {
     pub(crate) arrivals: Block,
     pub(crate) arena: Arc<Arena>,
     pub(crate) driver: Arc<Driver>,
+    pub(crate) tunings: Tunings,
 }
 
 impl Device {

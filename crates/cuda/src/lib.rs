@@ -62,14 +62,18 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
+use tuning::Tunings;
 
 /// How to use a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct CudaOptions {
     /// Which of the machine's devices.
     pub ordinal: usize,
-    /// Where compiled code is kept; nowhere, if absent.
+    /// The folder that keeps compiled code and the results of trials; nothing is kept, if absent.
     pub cache: Option<PathBuf>,
+    /// Whether to time how products are fastest, for each kind of weights of which there is a matrix of 4 MiB or more, and
+    /// no result in `cache`. Takes a few seconds, most of them to compile what is compared, and never changes a bit.
+    pub trials: bool,
     /// Files of kernels here stand for those of the same name in this crate: whoever
     /// works on them need not build it again.
     pub kernels: Option<PathBuf>,
@@ -140,13 +144,14 @@ impl Cuda {
     ///
     /// [`CudaError`]: no driver, no compiler, no such device, or one too old.
     pub fn new(options: CudaOptions) -> Result<Self, CudaError> {
-        Ok(Cuda::on(Driver::new(options)?))
+        let tunings = Tunings::new(options.cache.as_deref(), options.trials);
+        Ok(Cuda::on(Driver::new(options)?, tunings))
     }
 
     /// A backend without a GPU: nothing is computed, what is read is zeros, and
     /// [`Cuda::take_launches`] says what a GPU would have been asked to do.
     pub fn dry_run(device: DryRun) -> Self {
-        Cuda::on(Driver::dry(device))
+        Cuda::on(Driver::dry(device), Tunings::new(None, false))
     }
 
     /// What a dry run has launched since the last call, a line each: the kernel with its
@@ -173,7 +178,7 @@ impl Cuda {
         log.map_or(0, |log| lock(log).allocated)
     }
 
-    fn on(driver: Driver) -> Self {
+    fn on(driver: Driver, tunings: Tunings) -> Self {
         let driver = Arc::new(driver);
         Cuda {
             state: Mutex::default(),
@@ -183,6 +188,7 @@ impl Cuda {
                 arrivals: Block::zeroed(&driver, launch::ARRIVALS_BYTES, "counters"),
                 arena: Arena::new(driver.clone()),
                 driver,
+                tunings,
             },
         }
     }
@@ -201,6 +207,18 @@ impl Cuda {
             },
             compiler: self.device.driver.compiler(),
         }
+    }
+
+    /// Times how products with weights stored in `format` are fastest on this device, and keeps the result, which counts
+    /// when the device is opened again. `None` for formats that are not packed, such as `f32`, or if the device has
+    /// too little free memory.
+    pub fn try_products(&self, format: &'static quant::Format) -> Option<TriedProducts> {
+        self.device.try_products(matmul::packing_of(format)?)
+    }
+
+    /// What trials on this device have found and the cache has kept.
+    pub fn tried_products(&self) -> Vec<TriedProducts> {
+        self.device.tried_products()
     }
 
     /// A matrix of random weights stored in `format`, not `f32`, made on the device:

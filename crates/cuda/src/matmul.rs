@@ -9,6 +9,7 @@ use crate::memory::{Block, Cell};
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packer, Packing, TILE, TILE_ROWS};
 use crate::record::Bound;
+use crate::tuning::ProductTuning;
 use crate::{Cuda, Kernel, elementwise, gemm, gpu};
 use backend::Matrix;
 use fusion::{Kind, Op, Operand, Value};
@@ -79,13 +80,15 @@ impl Tiles {
     pub(crate) fn kernel(&self, file: &'static str, name: &'static str) -> Kernel {
         let mut kernel = Kernel::new(file, name);
         kernel.defines = self.packing.defines();
-        // One compilation serves every shape of the same number of warps and, of `gemv_pipelined`, of row tiles at once.
+        // One compilation serves every shape of the same number of warps.
         kernel.defines.push(("SLICES", self.slices));
-        let unroll = match self.packing {
-            Packing::Plain | Packing::Codes { bits: 5.., .. } => 2,
-            Packing::Codes { .. } | Packing::E4m3 { .. } | Packing::Rotated { .. } => 4,
-        };
-        kernel.defines.push(("UNROLL", unroll));
+        kernel
+    }
+
+    /// A kernel of `gemv.cu`.
+    pub(crate) fn gemv(&self, name: &'static str, tuning: ProductTuning) -> Kernel {
+        let mut kernel = self.kernel("gemv", name);
+        kernel.defines.push(("UNROLL", tuning.unroll));
         kernel
     }
 }
@@ -97,6 +100,35 @@ impl Weights {
 
     pub(crate) fn tiles(&self) -> Option<Tiles> {
         self.packed
+    }
+
+    /// Bytes of its tiles and factors.
+    pub(crate) fn bytes(&self) -> usize {
+        self.block.bytes
+    }
+
+    /// A matrix of random weights, made on the device.
+    pub(crate) fn random(device: &Device, packing: Packing, rows: usize, cols: usize) -> Self {
+        let tiles = Tiles::new(packing, cols);
+        let (of_tiles, of_factors) = pack::bytes(packing, rows, cols);
+        let bytes = of_tiles + of_factors;
+        let block = Block::new(&device.driver, bytes, "random weights");
+        let args = Args::default()
+            .ptr(block.address)
+            .float((cols as f32).sqrt().recip())
+            .long(of_tiles / 4)
+            .long(bytes / 4);
+        let kernel = tiles.kernel("embed", "random_tiles");
+        device.launch(&kernel, Grid::each(bytes / 4), args);
+        // Products ask for weights before they wait for other kernels.
+        device.driver.wait();
+        Weights {
+            block,
+            rows,
+            cols,
+            packed: Some(tiles),
+            experts: OnceLock::new(),
+        }
     }
 }
 
@@ -117,13 +149,17 @@ pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
                 experts: OnceLock::new(),
             }
         }
-        Some(packing) => Weights {
-            block: upload(&cuda.device.driver, &Packer::new(packing, parts), &what),
-            rows,
-            cols,
-            packed: Some(Tiles::new(packing, cols)),
-            experts: OnceLock::new(),
-        },
+        Some(packing) => {
+            cuda.device
+                .prepare(packing, pack::bytes(packing, rows, cols).0);
+            Weights {
+                block: upload(&cuda.device.driver, &Packer::new(packing, parts), &what),
+                rows,
+                cols,
+                packed: Some(Tiles::new(packing, cols)),
+                experts: OnceLock::new(),
+            }
+        }
     };
     Matrix::new(
         rows,
@@ -150,56 +186,47 @@ fn upload(driver: &Arc<Driver>, of: &Packer<'_>, what: &str) -> Block {
     block
 }
 
-/// Random weights, made on the device.
+/// How weights stored in `format` are packed, whatever their scales are; `None` for f32.
+pub(crate) fn packing_of(format: &'static quant::Format) -> Option<Packing> {
+    // Whole groups of any format.
+    let cols = 1024;
+    if format.can_encode() {
+        let row = quant::encode(format, &vec![0.0; cols], cols, Scalar::Bf16);
+        return Packing::of(&[row.view()]);
+    }
+    // Codes that others write, with a scale a row.
+    let (codes, scales) = (vec![0; format.code_bytes(cols)], [0; 4]);
+    Packing::of(&[Stored {
+        format,
+        rows: 1,
+        cols,
+        codes: &codes,
+        scale: Scalar::F32,
+        scales: &scales,
+        biases: &[],
+        tiles: quant::Tiles::of_rows(cols),
+        mapping: None,
+    }])
+}
+
+/// A matrix of random weights, made on the device.
 pub(crate) fn random_matrix(
     cuda: &Cuda,
     rows: usize,
     cols: usize,
     format: &'static quant::Format,
 ) -> Matrix {
-    let packing = if format.can_encode() {
-        let row = quant::encode(format, &vec![0.0; cols], cols, Scalar::Bf16);
-        Packing::of(&[row.view()])
-    } else {
-        // Codes that others write, with a scale a row.
-        let (codes, scales) = (vec![0; format.code_bytes(cols)], [0; 4]);
-        Packing::of(&[Stored {
-            format,
-            rows: 1,
-            cols,
-            codes: &codes,
-            scale: Scalar::F32,
-            scales: &scales,
-            biases: &[],
-            tiles: quant::Tiles::of_rows(cols),
-            mapping: None,
-        }])
-    };
-    let packing = packing.expect("a format that is packed");
-    let tiles = Tiles::new(packing, cols);
+    let packing = packing_of(format).expect("a format that is packed");
     let (of_tiles, of_factors) = pack::bytes(packing, rows, cols);
-    let bytes = of_tiles + of_factors;
-    let block = Block::new(&cuda.device.driver, bytes, "random weights");
-    let args = Args::default()
-        .ptr(block.address)
-        .float((cols as f32).sqrt().recip())
-        .long(of_tiles / 4)
-        .long(bytes / 4);
-    cuda.device.launch(
-        &tiles.kernel("embed", "random_tiles"),
-        Grid::each(bytes / 4),
-        args,
-    );
-    // Products ask for weights before they wait for other kernels.
-    cuda.device.driver.wait();
-    let weights = Weights {
-        block,
+    cuda.device.prepare(packing, of_tiles);
+    let weights = Weights::random(&cuda.device, packing, rows, cols);
+    Matrix::new(
         rows,
         cols,
-        packed: Some(tiles),
-        experts: OnceLock::new(),
-    };
-    Matrix::new(rows, cols, format.name, bytes, Box::new(Arc::new(weights)))
+        format.name,
+        of_tiles + of_factors,
+        Box::new(Arc::new(weights)),
+    )
 }
 
 /// The matrix on the device.
@@ -279,16 +306,27 @@ pub(crate) fn product(l: &Launch<'_>, op: &Op) {
             None => group.iter().for_each(|&(w, y)| {
                 product_f32(l.device, (l.address(x), n), w, 0, (y, w.rows));
             }),
-            Some(tiles) if gemm::is_faster(&l.device.driver, n, tiles, &group) => {
-                gemm::product(l.device, &input(tiles), n, tiles, &group)
-            }
             Some(tiles) => {
-                let x = input(tiles);
-                let (kernel, grid, args) = gemv(l.device, (n, &x), tiles, &group);
-                l.device.launch(&kernel, grid, args);
+                let tuning = l.device.tuning(tiles.packing);
+                multiply(l.device, (n, &input(tiles)), tiles, &group, tuning);
             }
         }
     }
+}
+
+/// Launches the products of `n` rows `x` with a group of matrices, computed as `tuning` says.
+pub(crate) fn multiply(
+    device: &Device,
+    (n, x): (usize, &Activations),
+    tiles: Tiles,
+    group: &Group<'_>,
+    tuning: ProductTuning,
+) {
+    if gemm::is_faster(&device.driver, n, tiles, group, tuning) {
+        return gemm::product(device, x, n, tiles, group);
+    }
+    let (kernel, grid, args) = gemv(device, (n, x), tiles, group, tuning);
+    device.launch(&kernel, grid, args);
 }
 
 /// Launches the product of `n` rows at `x` with weights in f32, or with those of their rows that
@@ -347,8 +385,9 @@ fn gemv(
     (n, x): (usize, &Activations),
     tiles: Tiles,
     group: &Group<'_>,
+    tuning: ProductTuning,
 ) -> (Kernel, Grid, Args) {
-    let is_pipelined = has_pipelines(&device.driver) && tiles.per_slice <= MAX_SLICE_TILES;
+    let is_pipelined = tuning.pipelines && tiles.per_slice <= MAX_SLICE_TILES;
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
     let (name, r, tokens) = if is_pipelined {
@@ -359,7 +398,7 @@ fn gemv(
         }
     } else if n > MMA_ROWS {
         ("gemv_1x16", 1, GEMV_ROWS)
-    } else if row_tiles(group) >= 4 * device.driver.sms {
+    } else if row_tiles(group) >= tuning.two_row_tiles_from.saturating_mul(device.driver.sms) {
         ("gemv_2x8", 2, MMA_ROWS)
     } else {
         ("gemv_1x8", 1, MMA_ROWS)
@@ -373,7 +412,7 @@ fn gemv(
         .int(tiles.per_slice);
     let grid = Grid::rect(blocks, n.div_ceil(tokens), 32 * tiles.slices);
     if !is_pipelined {
-        return (tiles.kernel("gemv", name), grid, args);
+        return (tiles.gemv(name, tuning), grid, args);
     }
     let resident = device.driver.sms * (PIPELINED_WARPS / tiles.slices);
     let grid = Grid {
@@ -383,19 +422,22 @@ fn gemv(
     };
     let mut kernel = tiles.kernel("gemv_pipelined", name);
     let run = blocks.div_ceil(grid.blocks.0);
-    let at_once = stage_row_tiles(tiles.packing, n, run);
+    let most = most_stage_row_tiles(tiles.packing, n).min(tuning.row_tiles_at_once);
+    let at_once = stage_row_tiles(most, run);
     kernel.defines.push(("STAGE_ROW_TILES", at_once));
     (kernel, grid, args.int(blocks))
 }
 
-/// Row tiles that a block of `gemv_pipelined` multiplies at once, of its run of `run` of them, with `n` rows of activations.
-/// The run is cut into as few groups as the format allows, and all but the last are of this size. A stage of the pipeline
-/// holds one group's tiles, so a smaller group leaves room for more stages.
-fn stage_row_tiles(packing: Packing, n: usize, run: usize) -> usize {
-    run.div_ceil(run.div_ceil(most_stage_row_tiles(packing, n)))
+/// Row tiles that a block of `gemv_pipelined` multiplies at once, at most `most`, of its run of `run` of them. The run is
+/// cut into as few groups as can be, and all but the last are of this size. A stage of the pipeline holds one group's tiles,
+/// so a smaller group leaves room for more stages.
+fn stage_row_tiles(most: usize, run: usize) -> usize {
+    run.div_ceil(run.div_ceil(most))
 }
 
-/// The largest group of row tiles. More would need more places for results than the kernel has, leave a warp less than two
+/// The largest group of row tiles that `gemv_pipelined` takes with `n` rows of activations.
+///
+/// More would need more places for results than the kernel has, leave a warp less than two
 /// stages in its 12 KB of shared memory, or take the copy engine more than two copies a stage.
 pub(crate) fn most_stage_row_tiles(packing: Packing, n: usize) -> usize {
     match (packing, packing.tile_bytes()) {
@@ -453,6 +495,6 @@ pub(crate) fn chosen_product(l: &Launch<'_>, op: &Op) {
         .int(tiles.tiles)
         .int(tiles.per_slice);
     let grid = Grid::rect(n_ids.div_ceil(TILE_ROWS), n, 32 * tiles.slices);
-    l.device
-        .launch(&tiles.kernel("gemv", "gemv_gather"), grid, args);
+    let kernel = tiles.gemv("gemv_gather", l.device.tuning(tiles.packing));
+    l.device.launch(&kernel, grid, args);
 }

@@ -25,6 +25,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use quant::{Codes, Scalar, Stored, WeightLayout, Zero};
 use rayon::prelude::*;
+use std::fmt;
 
 /// Columns of a tile.
 pub(crate) const TILE: usize = 64;
@@ -43,6 +44,17 @@ pub(crate) enum Packing {
     E4m3 { group: usize },
     /// Codes of 3 or 4 bits of rotated columns ([`Codes::rotated`]), with a scale every 16.
     Rotated { bits: usize },
+}
+
+impl fmt::Display for Packing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Packing::Plain => write!(f, "f16"),
+            Packing::Codes { bits, group } => write!(f, "{bits} bits in groups of {group}"),
+            Packing::E4m3 { group } => write!(f, "E4M3 in groups of {group}"),
+            Packing::Rotated { bits } => write!(f, "{bits} bits, rotated"),
+        }
+    }
 }
 
 /// Columns that share a scale in [`Packing::Rotated`].

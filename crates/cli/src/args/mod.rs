@@ -213,7 +213,7 @@ pub(crate) struct RmArgs {
 /// `paceline doctor`
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Measure again how this CPU reads weights fastest
+    /// Measure again how this CPU reads weights fastest, and how each GPU multiplies
     #[arg(long)]
     pub(crate) recalibrate: bool,
     /// Print one JSON object

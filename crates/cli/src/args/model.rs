@@ -43,7 +43,8 @@ pub(crate) struct LoadArgs {
     /// cache
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) prefix_cache_memory: Option<u64>,
-    /// Prompt tokens of one prefill step, at most [default: 256, on a GPU 1024]
+    /// Prompt tokens of one prefill step, at most [default: 256; on a GPU 1024, up to 8192 for models
+    /// of few active weights where there is much memory]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub(crate) chunk: Option<usize>,
     /// Device to run on: cpu, cuda, cuda:N, or auto, which takes a GPU if there is one

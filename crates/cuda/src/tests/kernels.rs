@@ -11,6 +11,7 @@ use crate::kv::format_defines;
 use crate::machine::Kernel;
 use crate::matmul::{Tiles, most_stage_row_tiles};
 use crate::pack::Packing;
+use crate::tuning::unroll_of;
 use backend::KvFormat;
 use rayon::prelude::*;
 use std::collections::HashSet;
@@ -117,8 +118,18 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
     }
     for packing in packings {
         let tiles = Tiles::new(packing, 4096);
-        let files = ["embed", "gemv", "moe_gemv", "moe_gemv_glu"];
+        let files = ["embed", "moe_gemv", "moe_gemv_glu"];
         all.extend(files.map(|file| tiles.kernel(file, "")));
+        // What a trial may choose, too.
+        let default = unroll_of(packing);
+        let unrolls = [1, 2, 4].map(|unroll| ("UNROLL", unroll));
+        let tried = first && matches!(packing, Packing::Plain | Packing::Codes { bits: 4, .. });
+        let unrolls = unrolls.into_iter().filter(|&(_, n)| tried || n == default);
+        all.extend(unrolls.map(|unroll| {
+            let mut kernel = tiles.kernel("gemv", "");
+            kernel.defines.push(unroll);
+            kernel
+        }));
         if pipelined {
             let mut at_once = [8, 16].map(|n| most_stage_row_tiles(packing, n)).to_vec();
             at_once.extend(first.then_some(1));

@@ -8,10 +8,12 @@ mod experts;
 mod fused;
 mod kernels;
 mod products;
+mod tuning;
 
 use crate::compile::Compiler;
 use crate::driver::Driver;
 use crate::machine::lock;
+use crate::tuning::Tunings;
 use crate::{Cuda, CudaError, CudaOptions, DryRun};
 use backend::{Reference, Store, Tensor};
 use quant::{Scalar, Stored};
@@ -41,7 +43,7 @@ fn gpu_with(change: impl Fn(&mut Driver)) -> Option<Cuda> {
     match Driver::new(options) {
         Ok(mut driver) => {
             change(&mut driver);
-            Some(Cuda::on(driver))
+            Some(Cuda::on(driver, Tunings::new(None, false)))
         }
         Err(e @ (CudaError::NoDriver | CudaError::NoCompiler | CudaError::NoDevice { .. })) => {
             eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}");
