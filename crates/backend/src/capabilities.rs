@@ -42,14 +42,54 @@ impl KvFormats {
     }
 }
 
+/// Rows of a prompt in one step: enough to keep a device busy, and few enough to spare memory and the requests
+/// that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptRows {
+    /// Rows in a step of the largest models; 1 or more.
+    pub least: usize,
+    /// Rows in a step of the smallest models.
+    pub most: usize,
+}
+
+impl PromptRows {
+    /// Multiplications in a step of a prompt, about.
+    const PRODUCTS: u64 = 32_000_000_000_000;
+
+    /// The same number of rows for every model.
+    pub fn fixed(rows: usize) -> Self {
+        PromptRows {
+            least: rows,
+            most: rows,
+        }
+    }
+
+    /// Rows in a step of a model that multiplies each with so many `weights`: `least`, doubled up to `most` as long
+    /// as they take at most 3.2e13 multiplications. Experts of a mixture get few rows of a step each, which a
+    /// device of many cores multiplies faster in larger steps.
+    ///
+    /// ```
+    /// let rows = backend::PromptRows { least: 1024, most: 4096 };
+    /// assert_eq!(rows.of(31_000_000_000), 1024);
+    /// assert_eq!(rows.of(14_000_000_000), 2048);
+    /// assert_eq!(rows.of(4_000_000_000), 4096);
+    /// ```
+    pub fn of(self, weights: u64) -> usize {
+        let mut rows = self.least.max(1);
+        while 2 * rows <= self.most && (2 * rows as u64).saturating_mul(weights) <= Self::PRODUCTS {
+            rows *= 2;
+        }
+        rows
+    }
+}
+
 /// What a device can do beyond what every [`Backend`](crate::Backend) must.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
     /// Formats of keys and values that [`Store::kv`](crate::Store::kv) accepts.
     pub kv: KvFormats,
-    /// Rows of a prompt in one step where nobody asks for another number: enough to keep
-    /// the device busy, and few enough to spare memory and the requests that wait.
-    pub prompt_rows: usize,
+    /// Rows of a prompt in one step where nobody asks for another number.
+    pub prompt_rows: PromptRows,
     /// Whether weights can stay in their mapped files ([`quant::Stored::keep`]).
     pub mapped_weights: bool,
     /// Whether the device masks logits where they lie
@@ -74,7 +114,7 @@ impl Default for Capabilities {
     fn default() -> Self {
         Capabilities {
             kv: KvFormats::all(),
-            prompt_rows: 256,
+            prompt_rows: PromptRows::fixed(256),
             mapped_weights: false,
             masks: false,
             edits: false,

@@ -62,7 +62,7 @@ pub use batch::{
     Batch, BatchSeq, CacheRows, MAX_TENTATIVE, MediaRow, NO_PAGE, PAGE_ROWS, POSITION_AXES,
     Position, Row,
 };
-pub use capabilities::{Capabilities, KvFormats};
+pub use capabilities::{Capabilities, KvFormats, PromptRows};
 pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token};
 pub use edit::{Edit, RowEdits};
 pub use marks::{ExpertMarks, ExpertSet};

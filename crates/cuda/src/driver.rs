@@ -53,6 +53,8 @@ pub(crate) struct Driver {
     pub(crate) shared: usize,
     /// `sm_` number, such as 90.
     pub(crate) arch: u32,
+    /// Bytes of memory in all.
+    pub(crate) memory: usize,
     error: Mutex<Option<String>>,
     failed: AtomicBool,
     /// Whether launches are recorded; then the host cannot take part.
@@ -90,8 +92,11 @@ impl Driver {
             shared,
             arch,
         } = facts;
+        machine.make_current();
+        let (_, memory) = machine.memory();
         Driver {
             machine,
+            memory,
             log: None,
             name,
             ordinal,
@@ -105,6 +110,11 @@ impl Driver {
             is_collecting: AtomicBool::new(false),
             collected: Mutex::default(),
         }
+    }
+
+    /// Whether launches are recorded.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Relaxed)
     }
 
     /// Whether calls do nothing because an earlier one failed.
@@ -154,6 +164,14 @@ impl Driver {
     pub(crate) fn memory(&self) -> (usize, usize) {
         self.ready();
         self.machine.memory()
+    }
+
+    /// `bytes` of memory; `None` if there is not so much, which is no error.
+    pub(crate) fn try_allocate(&self, bytes: usize) -> Option<Address> {
+        if bytes == 0 || !self.ready() {
+            return None;
+        }
+        self.keep(self.machine.allocate(bytes))?.ok()
     }
 
     /// `bytes` of memory, or 0 and an error that says what they were for.

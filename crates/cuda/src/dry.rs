@@ -5,7 +5,7 @@
 
 use crate::args::{Address, Args};
 use crate::machine::{Facts, Graph, Grid, Kernel, Machine, OutOfMemory, lock};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 
@@ -81,6 +81,10 @@ pub(crate) struct Log {
     pub(crate) kernels: HashSet<Kernel>,
     /// Bytes ever allocated, whether freed or not.
     pub(crate) allocated: u64,
+    /// Bytes that are not freed, by address.
+    pub(crate) held: HashMap<Address, u64>,
+    /// Bytes that may be held at once; no limit if absent.
+    pub(crate) limit: Option<u64>,
 }
 
 /// Writes launches down instead of running them. One that asks for more than the device has is an
@@ -152,12 +156,20 @@ impl Machine for Dry {
 
     fn allocate(&self, bytes: usize) -> Result<Result<Address, OutOfMemory>, String> {
         let mut log = lock(&self.log);
+        let bytes = bytes.next_multiple_of(256) as u64;
+        let held: u64 = log.held.values().sum();
+        if log.limit.is_some_and(|limit| held + bytes > limit) {
+            return Ok(Err(OutOfMemory));
+        }
         let address = FIRST + log.allocated;
-        log.allocated += bytes.next_multiple_of(256) as u64;
+        log.allocated += bytes;
+        log.held.insert(address, bytes);
         Ok(Ok(address))
     }
 
-    fn free(&self, _: Address) {}
+    fn free(&self, address: Address) {
+        lock(&self.log).held.remove(&address);
+    }
 
     fn zero(&self, _: Address, _: usize) -> Result<(), String> {
         Ok(())

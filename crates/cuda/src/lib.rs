@@ -39,17 +39,20 @@ mod record;
 mod step;
 #[cfg(test)]
 mod tests;
+mod trial;
+mod tuning;
 
 pub use dry::DryRun;
 pub use gpu::device_count;
 pub use machine::CudaError;
+pub use tuning::{GemmFrom, ProductTuning, TriedProducts};
 
 use args::{Address, Args};
 use backend::moments::Moments;
 use backend::{
     Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec, DeviceError, Kv, KvSpec,
-    Likeliest, Link, Matrix, Record, RowEdits, Sample, StepKey, Store, Tensor, TokenChoice,
-    TokenList, TokenMask,
+    Likeliest, Link, Matrix, PromptRows, Record, RowEdits, Sample, StepKey, Store, Tensor,
+    TokenChoice, TokenList, TokenMask,
 };
 use driver::Driver;
 use launch::Device;
@@ -92,6 +95,17 @@ pub const EQUAL_OPS: &[&str] = &[
     "mask_logits",
     "edit_logits",
 ];
+
+/// Rows of a prompt in a step of the largest models: more are not faster.
+const LEAST_PROMPT_ROWS: usize = 1024;
+
+/// Rows of a prompt in a step of the smallest models, on a GPU with so many bytes of memory: one for each 16 MB, rounded
+/// down to a power of two. In a mixture of 26 billion weights a row takes 0.3 MB, for pairs of rows and experts, and
+/// 0.2 MB more in the sliding windows of each of the requests that may run at once.
+fn most_prompt_rows(memory: usize) -> usize {
+    let rows = 1 << (memory / 16_000_000).max(1).ilog2();
+    rows.clamp(LEAST_PROMPT_ROWS, 8192)
+}
 
 /// What a GPU is, and which kernels it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -323,7 +337,10 @@ impl Backend for Cuda {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             kv: kv::formats(),
-            prompt_rows: 1024,
+            prompt_rows: PromptRows {
+                least: LEAST_PROMPT_ROWS,
+                most: most_prompt_rows(self.device.driver.memory),
+            },
             masks: true,
             edits: true,
             records: true,

@@ -31,8 +31,13 @@ pub(crate) struct Block {
 impl Block {
     /// `bytes` of unspecified content, for `what`.
     pub(crate) fn new(driver: &Arc<Driver>, bytes: usize, what: &str) -> Self {
+        Block::at(driver, driver.allocate(bytes, what), bytes)
+    }
+
+    /// The memory of `bytes` at `address`, which the block owns from now on.
+    fn at(driver: &Arc<Driver>, address: Address, bytes: usize) -> Self {
         Block {
-            address: driver.allocate(bytes, what),
+            address,
             driver: driver.clone(),
             bytes,
             record: 0,
@@ -119,7 +124,14 @@ impl Arena {
         let record = if pools.recording { pools.record } else { 0 };
         drop(pools);
         let block = kept.unwrap_or_else(|| {
-            let mut block = Block::new(&self.driver, size, "a step's tensor");
+            let address = self.driver.try_allocate(size);
+            let mut block = match address {
+                Some(address) => Block::at(&self.driver, address, size),
+                None => {
+                    self.free_unused();
+                    Block::new(&self.driver, size, "a step's tensor")
+                }
+            };
             block.record = record;
             block
         });
@@ -127,6 +139,17 @@ impl Arena {
             address: block.address,
             number,
             block: Some((block, pool, self.clone())),
+        }
+    }
+
+    /// Frees the blocks of the ordinary pool that nobody has: of the sizes that steps of other numbers of rows took.
+    fn free_unused(&self) {
+        let mut pools = lock(&self.pools);
+        // Freeing memory waits for the device, which what is recorded must not.
+        if !self.driver.is_recording() {
+            let unused = std::mem::take(&mut pools.free[0]);
+            drop(pools);
+            drop(unused);
         }
     }
 
@@ -289,4 +312,28 @@ pub(crate) fn tensor(cell: Arc<Cell>) -> Tensor {
 /// What a tensor of the contract is on this device.
 pub(crate) fn cell(x: &Tensor) -> &Arc<Cell> {
     x.storage::<Arc<Cell>>()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Cuda, DryRun, machine::lock};
+    use backend::Record;
+
+    #[test]
+    fn unused_buffers_make_room_for_others() {
+        let cuda = Cuda::dry_run(DryRun::default());
+        let arena = &cuda.device.arena;
+        let log = cuda.device.driver.log.as_deref().unwrap();
+        let held: u64 = lock(log).held.values().sum();
+        lock(log).limit = Some(held + (1 << 20));
+        // Buffers of two sizes, which do not stand for each other.
+        drop(arena.buffer(600 << 10));
+        let second = arena.buffer(800 << 10);
+        cuda.finish().unwrap();
+        assert_ne!(second.address, 0);
+        let third = arena.buffer(600 << 10);
+        let error = cuda.finish().unwrap_err();
+        assert!(error.to_string().contains("out of memory"), "{error}");
+        assert_eq!(third.address, 0);
+    }
 }

@@ -163,11 +163,14 @@ fn place(
     options: &LoadOptions,
 ) -> Result<PlacedTarget, EngineError> {
     let device = b.capabilities();
-    let chunk = options.chunk.unwrap_or(device.prompt_rows);
+    let chunk = |target: &dyn Target| {
+        let rows = || device.prompt_rows.of(target.row_weights(checkpoint));
+        options.chunk.unwrap_or_else(rows)
+    };
     let most_rows = sight.most_rows();
     let outlook = drafters::outlook(b, options);
     let beside = outlook.as_ref().map(|outlook| &outlook.planned);
-    let size = |target: &dyn Target, room| {
+    let size = |target: &dyn Target, chunk: usize, room| {
         // A step takes all rows of a picture that see each other.
         let span_rows = match target.media_rows().see_their_span {
             true => most_rows,
@@ -175,7 +178,7 @@ fn place(
         };
         planned_size(target, beside, chunk.max(span_rows), room, options)
     };
-    let least = |target: &dyn Target| size(target, Room::Least);
+    let least = |target: &dyn Target| size(target, chunk(target), Room::Least);
     let (target, weights) =
         placement::load_target(b, checkpoint, options, sight, outlook.as_ref(), least)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
@@ -206,8 +209,15 @@ fn place(
     };
     let room = Room::within(b, &budget, (mapped, of_drafter), options);
     check_formats(b, &*target, options)?;
-    let size = size(&*target, room)?;
-    budget.check(&[Planned::target(&*target)], &size)?;
+    let fitting = |chunk: usize| {
+        let size = size(&*target, chunk, room)?;
+        budget.check(&[Planned::target(&*target)], &size)?;
+        Ok(size)
+    };
+    let least = options
+        .chunk
+        .map_or(device.prompt_rows.least, |_| usize::MAX);
+    let (chunk, size) = most_that_fit(chunk(&*target), least, fitting)?;
     Ok(PlacedTarget {
         target,
         weights,
@@ -215,6 +225,21 @@ fn place(
         size,
         budget,
     })
+}
+
+/// `rows` of a step, or half as many, a quarter and so on, but not less than `least`, for which there is memory, and what
+/// they take: sliding windows hold the rows of a step.
+fn most_that_fit<T>(
+    mut rows: usize,
+    least: usize,
+    fitting: impl Fn(usize) -> Result<T, EngineError>,
+) -> Result<(usize, T), EngineError> {
+    loop {
+        match fitting(rows) {
+            Err(EngineError::TooLarge(_)) if rows / 2 >= least => rows /= 2,
+            size => return Ok((rows, size?)),
+        }
+    }
 }
 
 /// Checks that the target knows so many tokens, and that device and heads have the formats.
@@ -521,4 +546,37 @@ fn heads_of(speculator: &Speculator) -> Option<String> {
     let n = speculator.n_heads().max(1);
     let names: Vec<&str> = speculator.drafters().into_iter().take(n).collect();
     (!names.is_empty()).then(|| names.join("+"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::TooLarge;
+
+    #[test]
+    fn a_step_has_fewer_rows_where_memory_is_short() {
+        let with_room_for = |most: usize| {
+            move |rows: usize| match rows <= most {
+                true => Ok(rows),
+                false => Err(EngineError::TooLarge(TooLarge {
+                    weights: 0,
+                    remembered: rows as u64,
+                    limit: most as u64,
+                    sequences: 1,
+                    context: 1,
+                    shared: false,
+                    own_memory: true,
+                })),
+            }
+        };
+        let found = |room, least| most_that_fit(8192, least, with_room_for(room)).ok();
+        assert_eq!(found(10_000, 1024), Some((8192, 8192)));
+        assert_eq!(found(3000, 1024), Some((2048, 2048)));
+        assert_eq!(found(1000, 1024), None, "not even the least");
+        assert_eq!(found(3000, usize::MAX), None, "so many were asked for");
+        let other = most_that_fit(8192, 1024, |_| -> Result<(), _> {
+            Err(EngineError::ContextTooLong { asked: 2, most: 1 })
+        });
+        assert!(other.is_err(), "that is no matter of memory");
+    }
 }

@@ -104,7 +104,7 @@ pub struct LoadOptions {
     pub context: Option<usize>,
     /// Requests that run at once.
     pub sequences: usize,
-    /// Prompt rows that a request may run in one step; [`backend::Capabilities::prompt_rows`] if absent.
+    /// Prompt rows that a request may run in one step; as many as [`backend::Capabilities::prompt_rows`] says if absent.
     pub chunk: Option<usize>,
     /// Formats of keys and of values in the KV cache.
     pub kv_format: KvPlan,

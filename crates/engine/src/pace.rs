@@ -16,17 +16,19 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Rows of each prompt in the next round, at most: `most` if there is one request.
-    /// `due`: what is left of each request's prompt.
+    /// Rows of each prompt in the next round, at most: `most` if there is one prompt and no other request. All prompts
+    /// together have no more, but for [`LEAST`] rows each. `due`: what is left of each request's prompt.
     pub(crate) fn chunk(&self, due: &[usize], most: usize) -> usize {
         let prompts = due.iter().filter(|&&rows| rows > 0).count();
-        match self.rows_per_second {
-            Some(rate) if due.len() > 1 && prompts > 0 => {
-                let rows = rate * SHARED_ROUND.as_secs_f64();
-                (rows as usize / prompts).max(LEAST).min(most)
-            }
-            _ => most,
+        if prompts == 0 {
+            return most;
         }
+        let of_rate = match self.rows_per_second {
+            Some(rate) if due.len() > 1 => rate * SHARED_ROUND.as_secs_f64(),
+            _ => f64::INFINITY,
+        };
+        let rows = (of_rate as usize).min(most);
+        (rows / prompts).max(LEAST).min(most)
     }
 
     /// A round with so many rows of prompts took so long.
@@ -45,6 +47,8 @@ mod tests {
     fn prompts_share_a_quarter_of_a_second_with_others() {
         let mut pace = Pace::default();
         assert_eq!(pace.chunk(&[6000, 0], 256), 256, "nothing is known");
+        assert_eq!(pace.chunk(&[6000; 8], 256), 32, "eight prompts together");
+        assert_eq!(pace.chunk(&[6000; 100], 256), LEAST);
         pace.note(256, Duration::from_secs(1));
         assert_eq!(pace.chunk(&[6000], 256), 256, "alone");
         assert_eq!(pace.chunk(&[6000, 0], 256), 64);
@@ -57,5 +61,6 @@ mod tests {
         assert_eq!(pace.chunk(&[6000, 0], 8), 8, "never more than asked for");
         pace.note(256, Duration::from_millis(10));
         assert_eq!(pace.chunk(&[6000, 0], 256), 256, "fast enough");
+        assert_eq!(pace.chunk(&[6000, 6000], 256), 128, "two prompts");
     }
 }

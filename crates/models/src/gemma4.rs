@@ -220,6 +220,13 @@ impl Target for Gemma4 {
         &["assistant"]
     }
 
+    fn chosen_experts(&self) -> f64 {
+        match (self.config.top_k_experts, self.config.num_experts) {
+            (Some(chosen), Some(all)) => chosen as f64 / all.max(1) as f64,
+            _ => 1.0,
+        }
+    }
+
     fn hidden_size(&self) -> usize {
         self.config.hidden_size
     }

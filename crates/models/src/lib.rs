@@ -149,6 +149,17 @@ pub trait Target: Send + Sync + std::any::Any {
     fn step_bytes(&self, checkpoint: &Checkpoint) -> u64 {
         step_bytes(checkpoint)
     }
+
+    /// The share of a layer's experts that a row chooses; 1 without a mixture of experts.
+    fn chosen_experts(&self) -> f64 {
+        1.0
+    }
+
+    /// Weights of `checkpoint`, the target's own, that each row of a prompt is multiplied with: those of all layers, but
+    /// of a mixture only the experts that the row chooses.
+    fn row_weights(&self, checkpoint: &Checkpoint) -> u64 {
+        row_weights(checkpoint, self.chosen_experts())
+    }
 }
 
 /// How rows of media stand in a text, by the target.
@@ -187,6 +198,22 @@ fn step_bytes(checkpoint: &Checkpoint) -> u64 {
         .filter(|(name, _)| is_read(name))
         .map(|(_, bytes)| bytes as u64)
         .sum()
+}
+
+/// [`Target::row_weights`] where tensors have the usual names.
+fn row_weights(checkpoint: &Checkpoint, chosen_experts: f64) -> u64 {
+    let of_layers = checkpoint
+        .weight_names()
+        .filter(|name| name.starts_with("layers."));
+    let weights = of_layers.map(|name| {
+        let shape = checkpoint.shape(name).unwrap_or_default();
+        let all = shape.iter().map(|&n| n as f64).product::<f64>();
+        let is_expert = [".experts.", ".switch_mlp."]
+            .iter()
+            .any(|part| name.contains(part));
+        if is_expert { chosen_experts * all } else { all }
+    });
+    weights.sum::<f64>() as u64
 }
 
 /// Loads a target of one family.

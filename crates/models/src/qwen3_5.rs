@@ -243,6 +243,13 @@ impl Target for Qwen35 {
         &["mtp"]
     }
 
+    fn chosen_experts(&self) -> f64 {
+        match self.config.num_experts {
+            0 => 1.0,
+            all => self.config.num_experts_per_tok as f64 / all as f64,
+        }
+    }
+
     fn norm_facts(&self, checkpoint: &Checkpoint) -> Vec<NormFacts> {
         checkpoint.norm_facts()
     }

@@ -233,7 +233,10 @@ impl Stream {
     ) -> Self {
         let n_reused = state.sequence.len();
         let snapshots = match memory.takes_snapshots() {
-            true => snapshots_due(&prompt),
+            true => {
+                let stride = stride(memory.has_state(), memory.size().step_rows);
+                snapshots_due(&prompt, stride)
+            }
             false => Vec::new(),
         };
         let due = |due: &&SnapshotDue| due.rows > n_reused;
@@ -594,8 +597,17 @@ const LEAST_LAST: usize = 16;
 /// Fewest rows that are worth a snapshot at the first mark, and so a step that ends there.
 const LEAST_FIRST: usize = 32;
 
-/// Rows of a long prompt between snapshots that are taken where there is room.
+/// Rows of a long prompt between snapshots that are taken where there is room, at least.
 const STRIDE: usize = 1024;
+
+/// Rows between such snapshots, whole pages. A step ends where recurrent state is to be saved, so the state of a model
+/// that reads up to `step_rows` rows in a step, which are more, is saved after so many.
+fn stride(has_state: bool, step_rows: usize) -> usize {
+    match has_state {
+        true => (step_rows / PAGE_ROWS * PAGE_ROWS).max(STRIDE),
+        false => STRIDE,
+    }
+}
 
 /// Last rows of a prompt without marks that a snapshot leaves out: often a template's way to begin
 /// the reply, which a later turn writes in another way.
@@ -604,8 +616,8 @@ const REPLY_ROWS: usize = 16;
 /// The snapshots to take while `prompt` is read, for texts that begin like it: at the first mark,
 /// where the system prompt ends, at the last, from which a later turn goes on however it writes the
 /// reply, behind the last media span, from which another question about the same picture goes on, and on
-/// the way at every [`STRIDE`] rows. Each leaves all media spans whole.
-fn snapshots_due(prompt: &Prompt) -> Vec<SnapshotDue> {
+/// the way every `stride` rows. Each leaves all media spans whole.
+fn snapshots_due(prompt: &Prompt, stride: usize) -> Vec<SnapshotDue> {
     let (n, spans) = (prompt.tokens.len(), &prompt.spans);
     let marks = prompt.marks.iter().copied();
     let marks: Vec<usize> = marks.filter(|&at| at < n && spans.can_cut(at)).collect();
@@ -623,8 +635,8 @@ fn snapshots_due(prompt: &Prompt) -> Vec<SnapshotDue> {
     rows.sort_unstable();
     rows.dedup();
     let due = |is_extra| move |rows| SnapshotDue { rows, is_extra };
-    let far = |at: &usize| rows.iter().all(|rows| rows.abs_diff(*at) >= STRIDE / 2);
-    let strides = (STRIDE..n).step_by(STRIDE);
+    let far = |at: &usize| rows.iter().all(|rows| rows.abs_diff(*at) >= stride / 2);
+    let strides = (stride..n).step_by(stride);
     let strides = strides.filter(|at| spans.can_cut(*at) && far(at));
     let mut all: Vec<SnapshotDue> = strides.map(due(true)).collect();
     all.extend(rows.iter().copied().map(due(false)));
@@ -669,7 +681,7 @@ mod tests {
         assert_eq!(last_page(400, &spans(384..390)), 384);
         assert_eq!(last_page(400, &spans(10..390)), 0);
         let prompt = Prompt::with_media(vec![0; 400], vec![span(300..390)]);
-        let due = snapshots_due(&prompt.with_marks(vec![250, 350]));
+        let due = snapshots_due(&prompt.with_marks(vec![250, 350]), STRIDE);
         assert_eq!(
             due.iter().map(|due| due.rows).collect::<Vec<_>>(),
             [250, 390]
@@ -688,7 +700,7 @@ mod tests {
             };
             let media = ends.iter().map(span).collect();
             let prompt = Prompt::with_media(vec![0; n], media).with_marks(marks.to_vec());
-            let due = snapshots_due(&prompt).into_iter();
+            let due = snapshots_due(&prompt, STRIDE).into_iter();
             due.map(|due| due.rows).collect::<Vec<_>>()
         };
         assert_eq!(due(300, &[100, 200], &[40, 290]), [40, 200, 290]);
@@ -713,11 +725,12 @@ mod tests {
 
     #[test]
     fn snapshots_are_due_at_the_first_and_the_last_mark_and_on_the_way() {
-        let due = |n: usize, marks: &[usize]| {
+        let due_every = |stride: usize, n: usize, marks: &[usize]| {
             let prompt = Prompt::from(vec![0; n]).with_marks(marks.to_vec());
-            let due = snapshots_due(&prompt).into_iter();
+            let due = snapshots_due(&prompt, stride).into_iter();
             due.map(|due| (due.rows, due.is_extra)).collect::<Vec<_>>()
         };
+        let due = |n: usize, marks: &[usize]| due_every(STRIDE, n, marks);
         assert_eq!(due(300, &[100, 150, 290]), [(100, false), (290, false)]);
         assert_eq!(due(300, &[20, 290]), [(290, false)]);
         assert_eq!(due(300, &[270, 290]), [(270, false), (290, false)]);
@@ -729,6 +742,11 @@ mod tests {
             long,
             [&[(900, false)], &extra[..], &[(3990, false)]].concat()
         );
+        // Steps of more rows end less often.
+        let strides = [256, 1500, 8192].map(|rows| [stride(true, rows), stride(false, rows)]);
+        assert_eq!(strides, [[1024, 1024], [1472, 1024], [8192, 1024]]);
+        let long = due_every(4096, 9000, &[900, 8990]);
+        assert_eq!(long, [(900, false), (4096, true), (8990, false)]);
     }
 
     #[test]

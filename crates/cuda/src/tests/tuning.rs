@@ -7,7 +7,7 @@ use crate::matmul::{has_pipelines, packing_of};
 use crate::pack::Packing;
 use crate::trial::{Field, launch_all};
 use crate::tuning::{ProductTuning, TriedProducts, Tunings};
-use crate::{Cuda, CudaOptions, DryRun};
+use crate::{Cuda, CudaOptions, DryRun, most_prompt_rows};
 use backend::{Backend, Record, Store};
 use quant::Scalar;
 use std::collections::HashSet;
@@ -244,4 +244,10 @@ fn gpu_small_trials_need_no_pipelines() {
     }
     assert_eq!(cuda.tried_products(), [], "nothing is kept without a cache");
     cuda.finish().unwrap();
+}
+
+#[test]
+fn gpus_with_more_memory_read_prompts_in_larger_steps() {
+    let rows = [8, 24, 48, 80, 141, 288].map(|gb| most_prompt_rows(gb * 1_000_000_000));
+    assert_eq!(rows, [1024, 1024, 2048, 4096, 8192, 8192]);
 }
