@@ -7,7 +7,7 @@
 //! ceiling, and what it takes to choose tokens on the device and on the host; a draft is
 //! timed as a step of its own, and as chains of one and of four tokens.
 //!
-//! `steps FOLDER [--formats FORMAT,…] [--quick] [--load] [--ops ROWS] [--trace ROWS] [--kv PLANS] [--texts STEPS] [MODEL …]`: FOLDER is
+//! `steps FOLDER [--formats FORMAT,…] [--trials] [--quick] [--load] [--ops ROWS] [--trace ROWS] [--kv PLANS] [--prompts ROWS] [--texts STEPS] [MODEL …]`: FOLDER is
 //! where the files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
 //! one short context and no prefill. With `--ops`, a step of that many rows is run once, as it
 //! comes and not recorded, for a profiler that shows what each kernel takes:
@@ -20,6 +20,10 @@
 //!
 //! With `--load`, a model is loaded three times from its file, in 4 bits or bf16 whose values are zeros, and nothing else: the first time the file's
 //! pages come to be in the page cache.
+//!
+//! With `--trials`, how products are fastest is timed for each format before its steps, unless an earlier run has kept a result; all results of the GPU are lines of their own.
+//!
+//! With `--prompts 1024,2048`, a prompt of 8,192 tokens is read in steps of 1,024 rows, then in steps of 2,048, and nothing else.
 //!
 //! With `--texts 8x4,8x5`, steps of 8 texts run that have 4 rows and 5 rows of each, and nothing else.
 //!
@@ -49,13 +53,17 @@ use std::time::Instant;
 use texts::{Text, extend, median, time_kv, time_texts, token};
 use weights::Checkpoint;
 
-fn gpu_options() -> CudaOptions {
+fn gpu_options(trials: bool) -> CudaOptions {
     CudaOptions {
+        trials,
         cache: Some(std::env::temp_dir().join("paceline-cuda-tests")),
         kernels: std::env::var_os("CUDA_KERNELS").map(Into::into),
         ..CudaOptions::default()
     }
 }
+
+/// Rows of a prompt in a step, unless `--prompts` says otherwise.
+const PROMPT_ROWS: usize = 2048;
 
 /// What is left of a kernel's blocks in `benchmarks/trace.py`.
 const TRACE: &str = "trace_records";
@@ -67,6 +75,8 @@ enum Measure {
     Times { quick: bool },
     /// Steps and drafts by context with each of these formats of the KV cache.
     Kv(Vec<KvPlan>),
+    /// A prompt, read in steps of so many rows.
+    Prompts(Vec<usize>),
     /// Steps of so many texts, with so many rows of each.
     Texts(Vec<(usize, usize)>),
     /// A step of so many rows that is only shown to a profiler.
@@ -78,11 +88,11 @@ enum Measure {
 }
 
 /// Loads a model of the shape from its file, three times.
-fn load(folder: &Path, name: &str, format: &'static quant::Format) {
+fn load(options: &CudaOptions, folder: &Path, name: &str, format: &'static quant::Format) {
     let folder = folder.join(format!("{name}-{}", format.name));
     write(&folder, &shape(name), format);
     for time in 1..=3 {
-        let b = Cuda::new(gpu_options()).unwrap();
+        let b = Cuda::new(options.clone()).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let start = Instant::now();
         let target = models::load_target(&b, &checkpoint).unwrap();
@@ -99,15 +109,22 @@ fn load(folder: &Path, name: &str, format: &'static quant::Format) {
     }
 }
 
-fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, measure: &Measure) {
+fn run(
+    options: &CudaOptions,
+    folder: &Path,
+    name: &str,
+    format: &'static quant::Format,
+    ceiling: f64,
+    measure: &Measure,
+) {
     if let Measure::Load = measure {
-        return load(folder, name, format);
+        return load(options, folder, name, format);
     }
     let shape = shape(name);
     let folder = folder.join(name);
     write(&folder, &shape, &quant::BF16);
     let b = Random {
-        inner: Cuda::new(gpu_options()).unwrap(),
+        inner: Cuda::new(options.clone()).unwrap(),
         format,
         experts: shape.experts,
         table: shape.table,
@@ -118,6 +135,13 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
     let target = models::load_target(&b, &checkpoint).unwrap();
     b.finish().unwrap();
     let load = start.elapsed().as_secs_f64();
+    for tried in b.inner.tried_products() {
+        println!(
+            "{}",
+            json!({"what": "trial", "weights": tried.weights, "tuning": tried.tuning, "speedup": tried.speedup,
+                "gb_per_s": tried.bytes_per_second / 1e9, "took_ms": tried.took_ms})
+        );
+    }
     let (mut dense, experts) = *b.bytes.lock().unwrap();
     if name.starts_with("qwen") {
         // The input embeddings are looked up only.
@@ -136,10 +160,15 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         let of = json!({"model": name, "format": format.name});
         return time_kv(&b, &*target, head.as_ref(), plans, &of);
     }
+    let prompts = match measure {
+        Measure::Prompts(rows) => rows.clone(),
+        Measure::Times { quick: false } => vec![PROMPT_ROWS],
+        _ => Vec::new(),
+    };
     let size = MemorySize {
         sequences: 1,
         context: 33_000,
-        step_rows: 2048,
+        step_rows: prompts.iter().copied().max().unwrap_or(PROMPT_ROWS),
         kv_format: backend::KvFormat::both(&quant::kv::BF16).into(),
         running_pages: None,
         kept: KeptSize::default(),
@@ -174,11 +203,11 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
     b.finish().unwrap();
     // The rows of 8192 tokens, then as many more as the context needs, unread.
     let mut sequence = memory.open().unwrap();
-    let prefill = |memory: &mut Memory, sequence: &mut cache::Sequence| {
+    let prefill = |memory: &mut Memory, sequence: &mut cache::Sequence, rows: usize| {
         let mut batch = Batch::default();
-        for first in (0..8192).step_by(2048) {
+        for first in (0..8192).step_by(rows) {
             batch.clear();
-            let tokens: Vec<u32> = (first..first + 2048).map(token).collect();
+            let tokens: Vec<u32> = (first..first + rows).map(token).collect();
             memory
                 .push(&mut batch, sequence, &tokens, tokens.len())
                 .unwrap();
@@ -232,20 +261,22 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         return;
     }
     let quick = matches!(measure, Measure::Times { quick: true });
-    for turn in 0..if quick { 0 } else { 2 } {
-        if turn == 1 {
-            memory.close(sequence);
-            sequence = memory.open().unwrap();
-        }
+    // A first turn compiles.
+    for (turn, &rows) in prompts.iter().flat_map(|rows| [(0, rows), (1, rows)]) {
+        memory.close(sequence);
+        sequence = memory.open().unwrap();
         let start = Instant::now();
-        prefill(&mut memory, &mut sequence);
+        prefill(&mut memory, &mut sequence, rows);
         let seconds = start.elapsed().as_secs_f64();
         if turn == 1 {
             println!(
                 "{}",
-                json!({"model": name, "format": format.name, "what": "prefill", "rows": 8192, "seconds": seconds, "tokens_per_s": 8192.0 / seconds, "tflops": 2.0 * shape.active * 8192.0 / seconds / 1e12, "load_s": load})
+                json!({"model": name, "format": format.name, "what": "prefill", "rows": 8192, "step_rows": rows, "seconds": seconds, "tokens_per_s": 8192.0 / seconds, "tflops": 2.0 * shape.active * 8192.0 / seconds / 1e12, "load_s": load})
             );
         }
+    }
+    if let Measure::Prompts(_) = measure {
+        return;
     }
     let contexts = [1024usize, 8192, 32_000];
     for &context in &contexts[..if quick { 1 } else { 3 }] {
@@ -419,6 +450,7 @@ fn main() {
     let formats = formats.map_or("affine4-g64,bf16".to_owned(), |f| {
         f.expect("names of formats after --formats")
     });
+    let trials = args.next_if(|a| a == "--trials").is_some();
     let quick = args.next_if(|a| a == "--quick").is_some();
     let is_load = args.next_if(|a| a == "--load").is_some();
     let mut rows_after = |name: &str| {
@@ -436,6 +468,14 @@ fn main() {
     if args.next_if(|a| a == "--kv").is_some() {
         measure = Measure::Kv(kv_plans(args.next()));
     }
+    if args.next_if(|a| a == "--prompts").is_some() {
+        let rows = args.next().expect("rows of a step after --prompts");
+        let rows = rows.split(',').map(|rows| rows.parse().expect("a number"));
+        let rows: Vec<usize> = rows.collect();
+        let whole = rows.iter().all(|rows| 8192 % rows == 0);
+        assert!(whole, "rows of which 8192 are a multiple");
+        measure = Measure::Prompts(rows);
+    }
     if args.next_if(|a| a == "--texts").is_some() {
         measure = Measure::Texts(text_steps(args.next()));
     }
@@ -451,7 +491,8 @@ fn main() {
         .map(str::to_owned)
         .to_vec();
     }
-    let b = Cuda::new(gpu_options()).unwrap();
+    let options = gpu_options(trials);
+    let b = Cuda::new(options.clone()).unwrap();
     let ceiling = b.read_ceiling();
     println!("{}", json!({"what": "ceiling", "gb_per_s": ceiling / 1e9}));
     if let Measure::Times { .. } = measure {
@@ -461,7 +502,7 @@ fn main() {
     for name in &wanted {
         for format in formats.split(',') {
             let format = quant::format(format).expect("a format");
-            run(&folder, name, format, ceiling, &measure);
+            run(&options, &folder, name, format, ceiling, &measure);
         }
     }
 }
