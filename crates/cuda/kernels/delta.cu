@@ -294,8 +294,15 @@ DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
             : "memory");
 #endif
 }
+// Blocks of `delta_rule` that fit a multiprocessor: two do anyway on compute capability 9.0, where the compiler takes
+// 115 registers, and not on later ones unless it is told.
+#if __CUDA_ARCH__ == 900
+#define RULE_BLOCKS 1
+#else
+#define RULE_BLOCKS 2
+#endif
 // `qkv`: the input of the convolution, whose history is shifted at the end.
-KERNEL __launch_bounds__(THREADS, 1)
+KERNEL __launch_bounds__(THREADS, RULE_BLOCKS)
     delta_rule(Delta d, const float *mixed, const float *gates, float *y, const float *qkv) {
     __shared__ __align__(16) float rows_smem[ROWS_AHEAD * ROW_FLOATS], kept[TENTATIVE * UPDATE_FLOATS];
     pdl_launch();

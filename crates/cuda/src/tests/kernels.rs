@@ -174,7 +174,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("attention_pipelined", 200, 7400),
     ("attention_wgmma", 168, 9000),
     ("attention", 204, 5500),
-    ("delta_rule", 116, 2400),
+    ("delta_rule", 128, 2400),
     ("delta_fused", 128, 4000),
     ("delta_conv", 42, 1500),
     ("add_norm", 64, 2600),
