@@ -25,9 +25,10 @@ const PROMPT: usize = 512;
 /// Outputs and inputs of a product.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (14336, 4096), (4096, 14336), (151_936, 2048)];
 
-const FORMATS: [&str; 8] = [
+const FORMATS: [&str; 9] = [
     "q4_0",
     "q8_0",
+    "q6_k",
     "affine4-g64",
     "affine4-g32",
     "affine4-g128",

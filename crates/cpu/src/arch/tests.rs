@@ -169,7 +169,7 @@ const LEVELS: [i8; 16] = [
 /// Adds up products of a few vectors of codes in each way of [`Bytes`].
 struct Sums<'a>(&'a [[u8; 64]], &'a [[i8; 4]]);
 impl ByteKernel for Sums<'_> {
-    type Output = [[f32; 16]; 6];
+    type Output = [[f32; 16]; 8];
     #[inline(always)]
     fn run<B: Bytes>(self) -> Self::Output {
         let (mut all, mut low, mut high) = (B::zero(), B::zero(), B::zero());
@@ -178,18 +178,21 @@ impl ByteKernel for Sums<'_> {
         // What each lane's sums of signed codes start from.
         let start = B::start(-B::OFFSET * total);
         let (mut signed, mut levels) = (start, start);
+        let (mut six, mut spare_six) = (start, start);
         let table = B::table(&LEVELS);
         for (i, &x) in self.1.iter().enumerate() {
             let codes = B::load(&self.0[i]);
             let [b, c] = [1, 2].map(|by| B::load(&self.0[(i + by) % self.0.len()]));
             spare = B::add(spare, B::spare(codes, b, c), x);
+            six = B::add_signed(six, B::six(codes), x);
+            spare_six = B::add_signed(spare_six, B::spare_six(codes, b, c), x);
             signed = B::add_signed(signed, B::signed(codes), x);
             levels = B::add_signed(levels, B::lookup(table, B::low(codes)), x);
             all = B::add(all, codes, x);
             low = B::add_small(low, B::low(codes), x);
             high = B::add_small(high, B::high(codes), x);
         }
-        [all, low, high, signed, levels, spare].map(|s| B::float(s).to_array())
+        [all, low, high, signed, levels, six, spare, spare_six].map(|s| B::float(s).to_array())
     }
 }
 
@@ -239,12 +242,13 @@ fn byte_sums_are_exact() {
         codes.push(std::array::from_fn(|_| next()));
         x.push(std::array::from_fn(|_| (next() as i8).max(-127)));
     }
-    let seen: [fn(u8) -> i32; 5] = [
+    let seen: [fn(u8) -> i32; 6] = [
         i32::from,
         |code| i32::from(code & 15),
         |code| i32::from(code >> 4),
         |code| i32::from(code as i8),
         |code| i32::from(LEVELS[usize::from(code & 15)]),
+        |code| i32::from(code & 63) - 32,
     ];
     let want = seen.map(|seen| {
         std::array::from_fn(|lane| {
@@ -254,29 +258,37 @@ fn byte_sums_are_exact() {
             products.sum::<i32>() as f32
         })
     });
-    // Bits 3 and 7 of three vectors.
-    let spare = std::array::from_fn(|lane| {
-        let products = (0..x.len()).flat_map(|i| {
-            let (codes, x) = (&codes, &x);
-            (0..4).map(move |j| {
-                let byte = |by: usize| i32::from(codes[(i + by) % codes.len()][4 * lane + j]);
-                let bits = |at: i32| (0..3).map(move |by| (byte(by) >> at & 1) << by);
-                (bits(3).sum::<i32>() + 16 * bits(7).sum::<i32>()) * i32::from(x[i][j])
-            })
-        });
-        products.sum::<i32>() as f32
+    // What lies in spare bits of three vectors: the lanes' sums, given the code of the three bytes.
+    let of_three = |code: fn([i32; 3]) -> i32| {
+        std::array::from_fn(|lane| {
+            let products = (0..x.len()).flat_map(|i| {
+                let (codes, x) = (&codes, &x);
+                (0..4).map(move |j| {
+                    let byte = |by: usize| i32::from(codes[(i + by) % codes.len()][4 * lane + j]);
+                    code([0, 1, 2].map(byte)) * i32::from(x[i][j])
+                })
+            });
+            products.sum::<i32>() as f32
+        })
+    };
+    // Bits 3 and 7.
+    let spare = of_three(|[a, b, c]| {
+        let bits = |at: i32| (a >> at & 1) | (b >> at & 1) << 1 | (c >> at & 1) << 2;
+        bits(3) + 16 * bits(7)
     });
-    let want: Vec<[f32; 16]> = want.into_iter().chain([spare]).collect();
+    // Bits 6 and 7.
+    let spare_six = of_three(|[a, b, c]| (a >> 6 | b >> 6 << 2 | c >> 6 << 4) - 32);
+    let want: Vec<[f32; 16]> = want.into_iter().chain([spare, spare_six]).collect();
     for isa in Isa::available() {
         for variant in Detected::variants(isa) {
-            let got: [[f32; 16]; 6] = variant.run_bytes(Sums(&codes, &x));
+            let got: [[f32; 16]; 8] = variant.run_bytes(Sums(&codes, &x));
             assert_eq!(got[..], want, "{variant:?}");
             // The second row has the words of the first in another order. Nothing is added to
             // signed codes where rows are paired.
             let (firsts, _) = x.as_chunks::<2>();
             let rows: Vec<_> = firsts.iter().map(|&[a, b]| [a, b, b, a]).collect();
             let turned: Vec<_> = firsts.iter().flat_map(|&[a, b]| [b, a]).collect();
-            let second: [[f32; 16]; 6] = variant.run_bytes(Sums(&codes, &turned));
+            let second: [[f32; 16]; 8] = variant.run_bytes(Sums(&codes, &turned));
             if let Some(got) = variant.run_bytes(PairedSums(&codes, &rows)) {
                 let want = [0, 3, 1].map(|kind| [want[kind], second[kind]]);
                 assert_eq!(got, want, "{variant:?}");

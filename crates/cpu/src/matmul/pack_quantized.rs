@@ -7,8 +7,8 @@
 use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
 use super::pack_buffer::{PackBuffer, UnpackedRow};
 use super::quantized::{
-    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, ScaleLayout, TABLE3, TABLE4,
-    biased, pairs,
+    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL6, LEVEL8, QuantizedPanels, ScaleLayout, TABLE3,
+    TABLE4, biased, pairs,
 };
 use crate::device::Device;
 use quant::{Codes, Rotated, Row, Scalar, Stored, WeightLayout, Zero};
@@ -73,6 +73,15 @@ fn of_threes(codes: &[u8; 32]) -> [u32; 3] {
         let spare = (words[6] >> v & LOWEST) << 3 | (words[7] >> v & LOWEST) << 7;
         words[2 * v] | words[2 * v + 1] << 4 | spare
     })
+}
+
+/// 16 codes of 6 bits as three words of four, whose spare bits are the last four codes.
+#[inline(always)]
+fn of_sixes(codes: &[u8; 16]) -> [u32; 3] {
+    /// The two lowest bits of each code.
+    const LOWEST: u32 = 0x0303_0303;
+    let words = words::<4>(codes);
+    std::array::from_fn(|v| words[v] | (words[3] >> (2 * v) & LOWEST) << 6)
 }
 
 /// Eight codes in order, as four low halves and then four high ones: the halves of a word
@@ -293,6 +302,7 @@ impl QuantizedPanels {
         let stream = (1, self.span * self.group, 0);
         match (pairs(self.kind), self.code_bytes / 64 % 4) {
             _ if self.kind == TABLE3 => self.put_codes(&codes, stream, panel, of_threes),
+            _ if self.kind == LEVEL6 => self.put_codes(&codes, stream, panel, of_sixes),
             (true, 0) => self.put_codes(&codes, stream, panel, of_pairs::<32, 4>),
             (true, _) => self.put_codes(&codes, stream, panel, of_pairs::<8, 1>),
             (false, 0) => self.put_codes(&codes, stream, panel, of_bytes::<16, 4>),
@@ -397,6 +407,13 @@ fn kind_of(view: &Codes) -> (CodeKind, [i8; 16]) {
     match view.zero {
         Zero::Bias if view.bits <= 4 => (AFFINE4, [0; 16]),
         Zero::Bias => (AFFINE8, [0; 16]),
+        Zero::Levels(levels)
+            if view.bits > 4
+                && view.group == 16
+                && levels.iter().all(|l| (-32..32).contains(l)) =>
+        {
+            (LEVEL6, [0; 16])
+        }
         Zero::Levels(_) if view.bits > 4 => (LEVEL8, [0; 16]),
         Zero::Levels(levels) if levels.iter().all(|l| (-8..8).contains(l)) => {
             (LEVEL4, std::array::from_fn(|code| code as i8 - 8))
@@ -432,10 +449,10 @@ fn panel_codes(view: &Codes, kind: CodeKind) -> [u8; 256] {
     std::array::from_fn(|code| match view.zero {
         Zero::Levels(levels) if ![TABLE3, TABLE4].contains(&kind) => {
             let level = levels.get(code).copied().unwrap_or(0);
-            if kind == LEVEL4 {
-                (level + 8) as u8
-            } else {
-                level as u8
+            match kind {
+                LEVEL4 => (level + 8) as u8,
+                LEVEL6 => (level + 32) as u8,
+                _ => level as u8,
             }
         }
         _ => code as u8,
@@ -482,6 +499,14 @@ mod tests {
                             panel[at + 64 * v] |= (code >> v & 1) << (3 + c % 8 / 4 * 4);
                         }),
                         v => panel[at + 64 * v] |= code << (c % 8 / 4 * 4),
+                    }
+                    continue;
+                }
+                if w.kind == LEVEL6 {
+                    let at = u * w.superblock_bytes + 3 * 64 * j + 4 * lane + c % 4;
+                    match c / 4 {
+                        3 => (0..3).for_each(|v| panel[at + 64 * v] |= (code >> (2 * v) & 3) << 6),
+                        v => panel[at + 64 * v] |= code,
                     }
                     continue;
                 }

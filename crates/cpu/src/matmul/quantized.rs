@@ -17,7 +17,7 @@
 //!
 //! Codes of up to 4 bits come in pairs, so that a vector holds eight columns: the lower halves
 //! of its bytes are columns 0 to 3, the upper halves 4 to 7. Codes of 2 and 3 bits take as much
-//! memory as those of 4, codes of 5 and 6 bits as much as those of 8. Super-blocks are padded to
+//! memory as those of 4, codes of 5 and most of 6 bits as much as those of 8. Super-blocks are padded to
 //! whole cache lines.
 //!
 //! Codes of 3 bits for levels of a table take what they are ([`TABLE3`]). A super-block is two
@@ -31,6 +31,9 @@
 //!   bits 4 to 6      column 4 + c      column 12 + c     column 20 + c
 //!   bit 7            column 28 + c, bits 0, 1 and 2
 //! ```
+//!
+//! Codes of 6 bits for levels from -32 on, in groups of 16 columns, take what they are, too ([`LEVEL6`]): three vectors have
+//! columns 0 to 11 in the lower six bits of their bytes, and each the upper two bits of those of columns 12 to 15.
 
 use super::activations::ActivationView;
 use super::pack::{self, PanelSource};
@@ -56,6 +59,9 @@ pub(crate) const LEVEL8: CodeKind = 4;
 /// Eight codes in three bytes, which stand for levels of a table. The table is twice in
 /// [`QuantizedPanels::levels`], so that the bit above a code does not matter.
 pub(crate) const TABLE3: CodeKind = 5;
+
+/// Four codes in three bytes; a code is its level plus 32. Groups have 16 columns.
+pub(crate) const LEVEL6: CodeKind = 6;
 
 /// Whether codes lie in pairs.
 pub(crate) const fn pairs(kind: CodeKind) -> bool {
@@ -175,12 +181,12 @@ impl QuantizedPanels {
     pub(crate) fn weight_kind(&self) -> WeightKind {
         match self.kind {
             AFFINE4 => WeightKind::Affine4,
-            AFFINE8 | LEVEL8 => WeightKind::Codes8,
+            AFFINE8 | LEVEL6 | LEVEL8 => WeightKind::Codes8,
             _ => WeightKind::Levels4,
         }
     }
 
-    /// Vectors of codes of one group.
+    /// Vectors of codes of one group, once each has a place of its own.
     pub(crate) fn vectors(&self) -> usize {
         self.group / if pairs(self.kind) { 8 } else { 4 }
     }
@@ -188,18 +194,26 @@ impl QuantizedPanels {
     /// Bytes of a super-block's codes.
     pub(crate) fn bytes_of_codes(&self) -> usize {
         let bytes = self.span * self.vectors() * 64;
-        if self.kind == TABLE3 {
+        if matches!(self.kind, TABLE3 | LEVEL6) {
             bytes / 4 * 3
         } else {
             bytes
         }
     }
 
-    /// The code of row `lane` in column `c` of group `j` of the super-block with these `vectors`.
+    /// The code (of [`LEVEL6`] the level) of row `lane` in column `c` of group `j` of the super-block with these `vectors`.
     fn code(&self, vectors: &[u8], (j, c): (usize, usize), lane: usize) -> u8 {
         let byte = |vector: usize| vectors[vector * 64 + lane * 4 + c % 4];
         let (first, half) = (j * self.vectors(), c % 8 / 4 * 4);
         match self.kind {
+            LEVEL6 => {
+                let first = 3 * j;
+                let code = match c {
+                    ..12 => byte(first + c / 4) & 63,
+                    _ => (0..3).map(|v| byte(first + v) >> 6 << (2 * v)).sum(),
+                };
+                code.wrapping_sub(32)
+            }
             TABLE3 if j == 1 && c >= 8 => {
                 let bit = |vector: usize| (byte(vector) >> (half + 3) & 1) << vector;
                 bit(0) | bit(1) | bit(2)
@@ -294,7 +308,7 @@ impl QuantizedPanels {
                     *out = match (&self.rotated, self.kind) {
                         (Some(rotated), _) => scale * rotated.levels[usize::from(code)],
                         (_, AFFINE4 | AFFINE8) => scale.mul_add(f32::from(code), bias),
-                        (_, LEVEL8) => scale * f32::from(code as i8),
+                        (_, LEVEL6 | LEVEL8) => scale * f32::from(code as i8),
                         _ => scale * f32::from(self.levels[usize::from(code)]),
                     };
                 }

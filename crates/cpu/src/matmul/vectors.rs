@@ -14,8 +14,8 @@
 
 use super::activations::GROUP_FACTORS;
 use super::quantized::{
-    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork, TABLE3, TABLE4,
-    biased, pairs,
+    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL6, LEVEL8, QuantizedPanels, QuantizedWork, TABLE3,
+    TABLE4, biased, pairs,
 };
 use crate::arch::{Bytes, Lanes, Registers, store};
 use crate::device::Device;
@@ -60,6 +60,7 @@ kernels! {
     AFFINE8 in affine8,
     LEVEL4 in level4,
     TABLE4 in table4,
+    LEVEL6 in level6,
     LEVEL8 in level8,
     TABLE3 in table3,
 }
@@ -234,6 +235,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
             KIND != TABLE3 || (group, span) == (16, 2),
             "the codes of two groups lie together"
         );
+        assert!(KIND != LEVEL6 || group == 16, "a group is three vectors");
         Block {
             w,
             data: &work.data[(p - work.range.start) * panel..][..R * panel],
@@ -329,10 +331,11 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         }
         // SAFETY: `new` has checked that each panel holds `vectors` vectors of every group, an
         // even number of eights, and `q` as many eights of each row; of `TABLE3`, one less of
-        // every other group, whose place is never read.
+        // every other group, and of `LEVEL6` one less of each, whose place is never read.
         unsafe {
             let mut codes = self.data.as_ptr().add(at).cast::<[u8; 64]>();
-            codes = codes.add(j * vectors + first * stride);
+            let of_group = if KIND == LEVEL6 { 3 } else { vectors };
+            codes = codes.add(j * of_group + first * stride);
             let mut x = self
                 .q
                 .as_ptr()
@@ -345,9 +348,15 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                         let codes = codes.add(r * stride + eight * wide);
                         // One line for each that is read, never many at once: a burst waits
                         // for free buffers, and arithmetic with it.
-                        let spare = KIND == TABLE3 && j + eight == 2;
-                        if self.is_first && !spare {
-                            for line in 0..wide {
+                        let spare = match KIND {
+                            TABLE3 => j + eight == 2,
+                            LEVEL6 => eight == 1,
+                            _ => false,
+                        };
+                        // Spare bits lie in lines that were read.
+                        let lines = wide - usize::from(spare);
+                        if self.is_first {
+                            for line in 0..lines {
                                 let line = codes.wrapping_add(line).cast::<u8>();
                                 B::Lanes::prefetch_to::<HINT>(line.wrapping_add(ahead));
                             }
@@ -396,7 +405,8 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     /// # Safety
     ///
     /// The vectors of eight columns are readable at `codes`, or, if these are in `spare` bits of
-    /// three vectors, those before it.
+    /// three vectors, those before it; of [`LEVEL6`] four columns are at `codes` and four in spare bits of the two
+    /// vectors before and of this one.
     #[inline(always)]
     unsafe fn unpack_eight<B: Bytes>(
         codes: *const [u8; 64],
@@ -419,6 +429,18 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                 B::lookup(table, B::high(line)),
             ),
             AFFINE4 | LEVEL4 => (B::low(line), B::high(line)),
+            LEVEL6 => {
+                let second = match spare {
+                    // SAFETY: the two vectors before, as promised.
+                    true => unsafe {
+                        let (a, b) = (&*codes.sub(2), &*codes.sub(1));
+                        B::spare_six(B::load(a), B::load(b), line)
+                    },
+                    // SAFETY: the second vector of eight columns, as promised.
+                    false => B::six(B::load(unsafe { &*codes.add(1) })),
+                };
+                (B::six(line), second)
+            }
             // SAFETY: codes take a byte each, so eight columns are two vectors, as promised.
             LEVEL8 => (
                 B::signed(line),

@@ -50,7 +50,7 @@ instructions! {
     fn(int32x4_t, int16x8_t) -> int32x4_t: vpadalq_s16;
 
     fn(u8) -> uint8x16_t: vdupq_n_u8;
-    fn(uint8x16_t, uint8x16_t) -> uint8x16_t: vandq_u8 veorq_u8 vorrq_u8 vqtbl1q_u8
+    fn(uint8x16_t, uint8x16_t) -> uint8x16_t: vandq_u8 veorq_u8 vorrq_u8 vsubq_u8 vqtbl1q_u8
         vzip1q_u8 vzip2q_u8;
     [i32](uint8x16_t) -> uint8x16_t: vshrq_n_u8;
     fn(uint8x16_t) -> int8x16_t: vreinterpretq_s8_u8;

@@ -229,6 +229,23 @@ impl<const VNNI: bool> Avx2Bytes<VNNI> {
         _mm256_or_si256(a, _mm256_or_si256(b, c))
     }
 
+    /// [`Bytes::six`] of one vector.
+    #[inline(always)]
+    fn six_half(codes: __m256i) -> __m256i {
+        let six = _mm256_and_si256(codes, _mm256_set1_epi8(63));
+        _mm256_add_epi8(six, _mm256_set1_epi8((Self::OFFSET - 32) as i8))
+    }
+
+    /// [`Bytes::spare_six`] of one vector.
+    #[inline(always)]
+    fn spare_six_half(a: __m256i, b: __m256i, c: __m256i) -> __m256i {
+        let a = _mm256_and_si256(_mm256_srli_epi16::<6>(a), _mm256_set1_epi8(0x03));
+        let b = _mm256_and_si256(_mm256_srli_epi16::<4>(b), _mm256_set1_epi8(0x0c));
+        let c = _mm256_and_si256(_mm256_srli_epi16::<2>(c), _mm256_set1_epi8(0x30));
+        let six = _mm256_or_si256(a, _mm256_or_si256(b, c));
+        _mm256_add_epi8(six, _mm256_set1_epi8((Self::OFFSET - 32) as i8))
+    }
+
     /// Adds products of one vector. Without `VNNI` the codes are below 16.
     #[inline(always)]
     fn half(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
@@ -323,6 +340,17 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
         (
             Self::spare_half(a.0, b.0, c.0),
             Self::spare_half(a.1, b.1, c.1),
+        )
+    }
+    #[inline(always)]
+    fn six(codes: Self::Codes) -> Self::Codes {
+        (Self::six_half(codes.0), Self::six_half(codes.1))
+    }
+    #[inline(always)]
+    fn spare_six(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes {
+        (
+            Self::spare_six_half(a.0, b.0, c.0),
+            Self::spare_six_half(a.1, b.1, c.1),
         )
     }
     #[inline(always)]

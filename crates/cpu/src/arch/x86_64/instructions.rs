@@ -32,7 +32,7 @@ instructions! {
     fn(i32) -> __m256i: _mm256_set1_epi32;
     [i32](__m256i) -> __m256i: _mm256_slli_epi32 _mm256_srli_epi16 _mm256_srli_epi32
         _mm256_permute4x64_epi64;
-    fn(__m256i, __m256i) -> __m256i: _mm256_add_epi32 _mm256_and_si256 _mm256_or_si256
+    fn(__m256i, __m256i) -> __m256i: _mm256_add_epi8 _mm256_add_epi32 _mm256_and_si256 _mm256_or_si256
         _mm256_xor_si256 _mm256_packs_epi32 _mm256_packus_epi32 _mm256_shuffle_epi8
         _mm256_madd_epi16 _mm256_maddubs_epi16;
     fn(__m256i, __m256i, __m256i) -> __m256i: _mm256_blendv_epi8;
@@ -65,7 +65,7 @@ instructions! {
     fn(i32) -> __m512i: _mm512_set1_epi32;
     fn(i64) -> __m512i: _mm512_set1_epi64;
     [u32](__m512i) -> __m512i: _mm512_slli_epi32 _mm512_srli_epi16 _mm512_srli_epi32;
-    fn(__m512i, __m512i) -> __m512i: _mm512_add_epi32 _mm512_and_si512 _mm512_or_si512
+    fn(__m512i, __m512i) -> __m512i: _mm512_add_epi8 _mm512_add_epi32 _mm512_and_si512 _mm512_or_si512
         _mm512_xor_si512 _mm512_shuffle_epi8;
     fn(__mmask16, __m512i, __m512i) -> __m512i: _mm512_mask_blend_epi32;
     fn(__m512i) -> __m512: _mm512_castsi512_ps _mm512_cvtepi32_ps;
