@@ -56,7 +56,7 @@ impl PromptRows {
     /// Multiplications in a step of a prompt, about.
     const PRODUCTS: u64 = 32_000_000_000_000;
 
-    /// The same number of rows for every model.
+    /// `rows` rows of a prompt in a step of every model, whatever its size.
     pub fn fixed(rows: usize) -> Self {
         PromptRows {
             least: rows,

@@ -8,7 +8,7 @@ use crate::CudaOptions;
 use crate::args::{Address, Args};
 use crate::dry::{Dry, DryRun, Log};
 use crate::gpu::Gpu;
-use crate::machine::{CudaError, Facts, Graph, Grid, Kernel, Machine, OutOfMemory, lock};
+use crate::machine::{CudaError, Facts, Graph, Grid, Kernel, Machine, lock};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -54,7 +54,7 @@ pub(crate) struct Driver {
     /// `sm_` number, such as 90.
     pub(crate) arch: u32,
     /// Bytes of memory in all.
-    pub(crate) memory: usize,
+    pub(crate) total_memory: usize,
     error: Mutex<Option<String>>,
     failed: AtomicBool,
     /// Whether launches are recorded; then the host cannot take part.
@@ -93,10 +93,10 @@ impl Driver {
             arch,
         } = facts;
         machine.make_current();
-        let (_, memory) = machine.memory();
+        let (_, total_memory) = machine.memory();
         Driver {
             machine,
-            memory,
+            total_memory,
             log: None,
             name,
             ordinal,
@@ -176,25 +176,19 @@ impl Driver {
 
     /// `bytes` of memory, or 0 and an error that says what they were for.
     pub(crate) fn allocate(&self, bytes: usize, what: &str) -> Address {
-        if bytes == 0 || !self.ready() {
-            return 0;
+        let address = self.try_allocate(bytes);
+        if address.is_none() && bytes > 0 && !self.has_failed() {
+            let (free, total) = self.memory();
+            let mib = |n: usize| n.div_ceil(1 << 20);
+            self.fail(format!(
+                "out of memory: {what} needs {} MiB, {} of {} MiB are free; \
+                 a smaller --context, --parallel or --chunk, a smaller --kv format, or a model in fewer bits needs less",
+                mib(bytes),
+                mib(free),
+                mib(total)
+            ));
         }
-        match self.keep(self.machine.allocate(bytes)) {
-            Some(Ok(address)) => address,
-            Some(Err(OutOfMemory)) => {
-                let (free, total) = self.memory();
-                let mib = |n: usize| n.div_ceil(1 << 20);
-                self.fail(format!(
-                    "out of memory: {what} needs {} MiB, {} of {} MiB are free; \
-                     a smaller --context, --parallel or --chunk, a smaller --kv format, or a model in fewer bits needs less",
-                    mib(bytes),
-                    mib(free),
-                    mib(total)
-                ));
-                0
-            }
-            None => 0,
-        }
+        address.unwrap_or(0)
     }
 
     /// Gives memory back; what still runs with it ends first.

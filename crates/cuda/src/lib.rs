@@ -12,7 +12,7 @@
 //! powers of two, and sum in f32; that moves a product by about 3e-4 of its size. Scales and
 //! biases of codes are in f16 also where rows are looked up.
 //!
-//! No files but the cache of compiled code, no models, no law of a token's choice:
+//! No files but the cache of compiled code and of what trials have found, no models, no law of a token's choice:
 //! [`backend::TokenChoice`] has it, and kernels return the same tokens.
 
 mod args;
@@ -339,7 +339,7 @@ impl Backend for Cuda {
             kv: kv::formats(),
             prompt_rows: PromptRows {
                 least: LEAST_PROMPT_ROWS,
-                most: most_prompt_rows(self.device.driver.memory),
+                most: most_prompt_rows(self.device.driver.total_memory),
             },
             masks: true,
             edits: true,

@@ -51,7 +51,8 @@ struct Products<'a> {
     y: Buffer,
 }
 
-/// Times how products with weights of `packing` are fastest; `None` in a dry run, or without the memory for it.
+/// Times how products with weights of `packing` are fastest; `None` in a dry run, without the memory for it, or if times
+/// were not steady.
 pub(crate) fn products(device: &Device, packing: Packing) -> Option<TriedProducts> {
     let start = Instant::now();
     let driver = &device.driver;

@@ -79,9 +79,7 @@ impl ProductTuning {
             },
         }
     }
-}
 
-impl ProductTuning {
     /// Whether a trial on this device could have found it: what is read from a file may be anything.
     fn is_possible(&self, driver: &Driver) -> bool {
         let gemm = match self.gemm_from {
@@ -115,7 +113,9 @@ impl fmt::Display for ProductTuning {
         }?;
         match self.gemm_from {
             GemmFrom::Rows(rows) => write!(f, ", GEMM from {rows} rows"),
-            GemmFrom::KibAgain(kib) => write!(f, ", GEMM for {kib} KiB a multiprocessor"),
+            GemmFrom::KibAgain(kib) => {
+                write!(f, ", GEMM from {kib} KiB read again a multiprocessor")
+            }
         }
     }
 }
@@ -181,7 +181,7 @@ fn prefix(driver: &Driver) -> String {
     )
 }
 
-/// What a result depends on.
+/// The key of a result in the file: all that it depends on.
 fn key(driver: &Driver, packing: Packing) -> String {
     format!("{}{packing}", prefix(driver))
 }

@@ -32,38 +32,23 @@ fn all(cuda: &Cuda, packing: Packing) -> Vec<ProductTuning> {
     all
 }
 
-/// Devices of several generations, as a dry run pretends to be one.
+/// A device of so many KiB of shared memory a block, as a dry run pretends to be one.
+const fn device(capability: (u32, u32), multiprocessors: usize, shared_kib: usize) -> DryRun {
+    DryRun {
+        capability,
+        multiprocessors,
+        shared_memory: shared_kib << 10,
+    }
+}
+
+/// Devices of several generations.
 const DEVICES: [DryRun; 6] = [
-    DryRun {
-        capability: (8, 0),
-        multiprocessors: 108,
-        shared_memory: 163 << 10,
-    },
-    DryRun {
-        capability: (8, 6),
-        multiprocessors: 28,
-        shared_memory: 99 << 10,
-    },
-    DryRun {
-        capability: (8, 9),
-        multiprocessors: 128,
-        shared_memory: 99 << 10,
-    },
-    DryRun {
-        capability: (9, 0),
-        multiprocessors: 132,
-        shared_memory: 227 << 10,
-    },
-    DryRun {
-        capability: (10, 0),
-        multiprocessors: 148,
-        shared_memory: 227 << 10,
-    },
-    DryRun {
-        capability: (12, 0),
-        multiprocessors: 170,
-        shared_memory: 99 << 10,
-    },
+    device((8, 0), 108, 163),
+    device((8, 6), 28, 99),
+    device((8, 9), 128, 99),
+    device((9, 0), 132, 227),
+    device((10, 0), 148, 227),
+    device((12, 0), 170, 99),
 ];
 
 #[test]
