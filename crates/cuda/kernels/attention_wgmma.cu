@@ -52,7 +52,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(smem_address(full + i), 1);
-            mbarrier_init(smem_address(empty + i), 8 / SHARED_BY);
+            mbarrier_init(smem_address(empty + i), 8 / SHARED_BY * WARP_ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         place[0] = seq, place[1] = first;
@@ -122,8 +122,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
         return stages_at + at * STAGE_BYTES;
     };
     auto release = [&]() {
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(smem_address(empty + half * RING_STAGES + turn % RING_STAGES));
+        mbarrier_arrive_warp(smem_address(empty + half * RING_STAGES + turn % RING_STAGES), lane);
         turn++;
     };
     sum += tile * 16 + g;

@@ -165,7 +165,7 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(full_at + 8 * s, 1);
-            mbarrier_init(empty_at + 8 * s, BLOCK_TILES);
+            mbarrier_init(empty_at + 8 * s, BLOCK_TILES * WARP_ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -299,8 +299,7 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                         }
                     }
                 }
-                __syncwarp();
-                if (lane == 0) mbarrier_arrive(is_read);
+                mbarrier_arrive_warp(is_read, lane);
                 if (!OVERLAPS && k + STAGE_TILES < stop) {
                     begin_stage();
                     dequantize(0);

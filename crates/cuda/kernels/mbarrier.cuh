@@ -8,12 +8,31 @@ DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
 DEVICE void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// A warp's arrival, once all its lanes have read what is to be overwritten: one lane's, after __syncwarp, which
+// compilers leave out where the warp is converged. Tools that look for races then cannot see the order; for them,
+// CHECK_RACES lets every lane arrive.
+#ifdef CHECK_RACES
+#define WARP_ARRIVALS 32
+#else
+#define WARP_ARRIVALS 1
+#endif
+DEVICE void mbarrier_arrive_warp(u32 barrier, int lane) {
+    __syncwarp();
+    if (WARP_ARRIVALS == 32 || lane == 0) mbarrier_arrive(barrier);
+}
 DEVICE void mbarrier_wait(u32 barrier, u32 phase) {
     asm volatile(
         "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" ::"r"(
             barrier),
         "r"(phase & 1)
         : "memory");
+}
+// The same for what other blocks of the cluster have sent with `st.async`.
+DEVICE void mbarrier_wait_cluster(u32 barrier, u32 phase) {
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; "
+                 "@!done bra again;}" ::"r"(barrier),
+                 "r"(phase & 1)
+                 : "memory");
 }
 // Arrives, and tells the barrier how many bytes `bulk_copy` will bring.
 DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
