@@ -224,8 +224,8 @@ impl Cuda {
     }
 
     /// Times how products with weights stored in `format` are fastest on this device, and keeps the result, which counts
-    /// when the device is opened again. `None` for formats that are not packed, such as `f32`, or if the device has
-    /// too little free memory.
+    /// when the device is opened again. `None` for formats that are not packed, such as `f32`, if the device has
+    /// too little free memory, or if times were not steady because something else ran on it.
     pub fn try_products(&self, format: &'static quant::Format) -> Option<TriedProducts> {
         self.device.try_products(matmul::packing_of(format)?)
     }

@@ -5,7 +5,7 @@ use crate::driver::Driver;
 use crate::gemm;
 use crate::matmul::{has_pipelines, packing_of};
 use crate::pack::Packing;
-use crate::trial::{Field, launch_all};
+use crate::trial::{Field, is_steady, launch_all};
 use crate::tuning::{ProductTuning, TriedProducts, Tunings};
 use crate::{Cuda, CudaOptions, DryRun, most_prompt_rows};
 use backend::{Backend, Record, Store};
@@ -216,13 +216,21 @@ fn gpu_small_trials_are_made_once() {
 }
 
 #[test]
+fn trials_beside_other_work_do_not_count() {
+    assert!(is_steady(&[1.0, 1.1, 0.9, 1.0, 0.2]), "one slow round");
+    assert!(!is_steady(&[1.0, 0.5, 1.0, 0.5, 0.9, 0.4]));
+}
+
+#[test]
 fn gpu_small_trials_need_no_pipelines() {
     let Some(cuda) = gpu_with(|driver| driver.shared = 0) else {
         return;
     };
     for name in ["affine4-g64", "bf16"] {
         let format = quant::format(name).unwrap();
-        let tried = cuda.try_products(format).expect("memory for it");
+        let tried = cuda
+            .try_products(format)
+            .expect("a trial that did not fail");
         eprintln!("{}: {}, {tried:?}", tried.weights, tried.tuning);
         assert!(!tried.tuning.pipelines);
         assert!(tried.bytes_per_second > 1e10);
