@@ -1,5 +1,5 @@
-// Gated DeltaNet: the causal convolution and the gated delta rule between a layer's projections. math.cuh and rows.cuh
-// go before this.
+// Gated DeltaNet: the causal convolution and the gated delta rule between a layer's projections. math.cuh,
+// mbarrier.cuh and rows.cuh go before this.
 //
 //   global: qkv, b, a --> convolution, SiLU, L2 norms, gates --> shared: rows [query | key | values | decay, beta]
 //   global: state     --------------------------------------> registers: DK / PARTS rows of a column a thread

@@ -1,5 +1,5 @@
 // Kernels that look at one row, or one value, at a time: moves, elementwise functions, RMS norms, rotary embedding,
-// argmax. common.cuh, math.cuh and rows.cuh go before this.
+// argmax. common.cuh, math.cuh, mbarrier.cuh and rows.cuh go before this.
 //
 //   global --> registers (a thread a value, or a block or cluster a row: RowFragment) --> y in f32
 //                                                                                     +-> Activations (f16), if the
@@ -76,7 +76,7 @@ KERNEL __launch_bounds__(256) rotate_to_activations(const float *x, int cols, Ac
 // x / sqrt(mean(x²) + eps) * weight over runs of `width`; a block a run.
 KERNEL __launch_bounds__(1024, 1)
     rms_norm(const float *x, const float *weight, float *y, int width, float eps, Activations h) {
-    __shared__ float partials[32];
+    __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 run = blockIdx.x;
     const RowFragment w = load_optional_row(weight, width);
@@ -91,7 +91,7 @@ KERNEL __launch_bounds__(1024, 1)
 // and `y` may be `gate`.
 KERNEL __launch_bounds__(1024, 1) rms_norm_glu(const float *x, const float *weight, float *n, const float *gate,
                                                float *y, int width, float eps, int f, Activations h) {
-    __shared__ float partials[32];
+    __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 run = blockIdx.x;
     const int runs = h.stride / width;
@@ -113,7 +113,7 @@ KERNEL __launch_bounds__(1024, 1) rms_norm_glu(const float *x, const float *weig
 
 // rms_norm of runs too wide for a RowFragment: threads read their columns again.
 KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight, float *y, int width, float eps) {
-    __shared__ float partials[32];
+    __shared__ RowPartials<1> partials;
     pdl_sync();
     const u64 run = blockIdx.x;
     x += run * width;
@@ -128,7 +128,7 @@ KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight,
 // sum is one partial sum a thread over its columns, ascending, then trees.
 KERNEL __launch_bounds__(256)
     layer_norm(const float *x, const float *weight, const float *bias, float *y, int cols, float eps) {
-    __shared__ float partials[2][32];
+    __shared__ RowPartials<1> partials[2];
     pdl_sync();
     const u64 row = blockIdx.x;
     x += row * cols;
@@ -185,10 +185,14 @@ KERNEL __launch_bounds__(32) attend_near(const float *q, const float *k, const f
 // kernels one after the other, whose threads have the same columns.
 KERNEL __launch_bounds__(1024, 1) add_norm(const float *from, float *x, const float *y, const float *post, int cols,
                                            float factor, float eps, NormEpilogue norms) {
-    __shared__ float partials[2][32];
+    __shared__ RowPartials<1> partials[2];
     pdl_launch();
     const u64 row = blockIdx.x / cluster_blocks();
-    if (cluster_blocks() > 1) cluster_sync(); // all blocks have started
+    if (cluster_blocks() > 1) {
+        expect_partials(partials[0]);
+        expect_partials(partials[1]);
+        cluster_sync(); // all blocks have started
+    }
     const RowFragment p = load_optional_row(post, cols), w = load_optional_row(norms.weight[0], cols);
     prefetch_norm_weights(norms, 1, cols);
     pdl_wait();
@@ -203,7 +207,7 @@ KERNEL __launch_bounds__(1024, 1) add_norm(const float *from, float *x, const fl
 KERNEL __launch_bounds__(256) norm_rope(const float *x, const float *weight, float *y, const float *frequencies,
                                         Batch batch, int heads, int head_dim, int offset, int pairs, float eps) {
     extern __shared__ float head[];
-    __shared__ float partials[32];
+    __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 at = (u64) blockIdx.x * head_dim;
     const RowFragment w = load_row(weight, head_dim);

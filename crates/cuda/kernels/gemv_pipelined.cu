@@ -47,8 +47,6 @@ DEVICE void gemv_pipelined(const MatrixGroup &m, const Activations &x, int n_row
     // Scales of row tiles: 8 lie in a sector of L2.
     if (warp == 1 && at + lane * 8 < stop) prefetch_l2(scales_of(tile_group_at(m, M, at + lane * 8, stop, k_tiles)));
     __syncthreads(); // the barriers are there
-    pdl_wait();
-    pipeline.prologue_activations();
     gemv_mainloop<N>(m, pipeline, reduction, at, stop, k_tiles, length,
                      GemvProblem{[&](const TileGroup &group, const float *&scales) {
                                      scales = scales_of(group);
@@ -66,7 +64,8 @@ DEVICE void gemv_pipelined(const MatrixGroup &m, const Activations &x, int n_row
                                          const int to = base + column;
                                          if (row < rows && to < n_rows) y[(u64) to * rows + row] = v;
                                      };
-                                 }});
+                                 }},
+                     [&]() { pipeline.prologue_activations([]() { pdl_wait(); }); });
 }
 // gemv_pipelined_R: at most R activation rows, or any number of blocks of 16.
 #define GEMV_PIPELINED(N, MAX_ROWS, R)                                                                                 \

@@ -105,6 +105,8 @@ struct SmemActivations {
         if (MAX_ROWS > 4) f(1, (lane >> 3) + 4 < rows, to + 512, from + four_rows);
     }
     DEVICE void advance(int tiles) { from += tiles * 128; }
+    // Has all that loads need in registers.
+    DEVICE void keep() { asm volatile("" : "+l"(from), "+l"(scales)); }
     // Finds the slice's scale and the rescales, which it stores in `space`.
     DEVICE void load_scales(int length, u8 *space) {
         rescales = (u32 *) space + min(lane >> 2, rows - 1);
@@ -123,6 +125,7 @@ struct NoActivations {
     template <class F>
     DEVICE void for_each_copy(F) const {}
     DEVICE void advance(int) {}
+    DEVICE void keep() {}
     DEVICE void load_scales(int, u8 *) {}
 };
 // `BYTES`: shared memory of the warp's stages and rescales. All that a stage needs of addresses is computed before it.
@@ -194,24 +197,31 @@ struct CpAsyncPipeline {
 #pragma unroll 1
         for (int i = 0; i < STAGES - 1; i++) produce(i * STAGE_BYTES, false);
     }
-    // And with activations, which were not there.
-    DEVICE void prologue_activations() {
+    // And with activations, which were not there: calls `wait` before it reads any. What can be computed before is, for
+    // a multiprocessor fetches instructions that it runs for the first time at about one a nanosecond.
+    template <class F>
+    DEVICE void prologue_activations(F wait) {
         uint4 v[STAGES - 1][2];
+        int at[STAGES - 1]; // tiles of the slice
+#pragma unroll
+        for (int i = 0, k = 0; i < STAGES - 1; i++) {
+            at[i] = 128 * k;
+            if (++k == next.length) k = 0;
+            asm volatile("" : "+r"(at[i]));
+        }
 #pragma unroll
         for (int n = 0; n < N; n++) {
             Activations own = activations[n];
             own.advance(-next.k);
+            own.keep();
+            if (n == 0) wait();
 #pragma unroll
-            for (int i = 0, k = 0; i < STAGES - 1; i++) {
+            for (int i = 0; i < STAGES - 1; i++)
                 own.for_each_copy([&](int j, bool yes, u32, const u8 *from) {
-                    if (yes) v[i][j] = *(const uint4 *) from;
+                    if (yes) v[i][j] = *(const uint4 *) (from + at[i]);
                 });
-                own.advance(1);
-                if (++k == next.length) {
-                    k = 0;
-                    own.advance(-next.length);
-                }
-            }
+            // All loads are issued before `load_scales`, whose shuffles wait for loads of its own.
+            __syncwarp();
             activations[n].load_scales(next.length, smem + END + n * Activations::RESCALE_BYTES);
 #pragma unroll
             for (int i = 0; i < STAGES - 1; i++)
@@ -304,7 +314,10 @@ struct BulkCopyPipeline {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         for (int i = 0; i < stages; i++) produce(i);
     }
-    DEVICE void prologue_activations() {
+    template <class F>
+    DEVICE void prologue_activations(F wait) {
+        asm volatile("" : "+l"(activations[0].values), "+l"(activations[0].scales));
+        wait();
         ahead = activations[0].load(0);
 #pragma unroll
         for (int n = 0; n < N; n++) activations[n].load_scales(next.length);
@@ -355,22 +368,30 @@ struct GemvProblem {
 };
 template <class Begin, class Fragment, class Scale, class Epilogue>
 __device__ GemvProblem(Begin, Fragment, Scale, Epilogue) -> GemvProblem<Begin, Fragment, Scale, Epilogue>;
-// Multiplies the block's run of row tiles, from number `at` to `stop`, as the pipeline brings them.
-template <int N, class Matrices, class Pipeline, class Problem>
+// Multiplies the block's run of row tiles, from number `at` to `stop`, as the pipeline brings them. Activations are
+// there when `start` has been called; what can be computed before, is.
+template <int N, class Matrices, class Pipeline, class Problem, class Start>
 DEVICE void gemv_mainloop(const Matrices &matrices, Pipeline &pipeline, const SliceReduction &reduction, int at,
-                          int stop, int k_tiles, int length, Problem problem) {
+                          int stop, int k_tiles, int length, Problem problem, Start start) {
     constexpr int M = Pipeline::ROW_TILES;
     static_assert(M <= 4, "a branch for each number of row tiles");
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     u32 turn = 0;
-    while (at < stop) {
-        const TileGroup group = tile_group_at(matrices, M, at, stop, k_tiles);
-        at += group.count;
-        // Columns of results that anybody looks at, and row tiles whose results fit side by side.
+    TileGroup group;
+    // Columns of results that anybody looks at, and row tiles whose results fit side by side.
+    int width, side;
+    float scale; // of a row tile a lane
+    auto begin_group = [&]() {
+        group = tile_group_at(matrices, M, at, stop, k_tiles);
         const float *scales;
-        const int present = problem.begin(group, scales), width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2;
-        const int side = 8 / width;
-        const float scale = scales[min(lane, group.count - 1)]; // of a row tile a lane
+        const int present = problem.begin(group, scales);
+        width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2;
+        side = 8 / width;
+        scale = scales[min(lane, group.count - 1)];
+    };
+    if (at < stop) begin_group();
+    start();
+    while (at < stop) {
         float accumulators[M][N][4];
         clear(accumulators);
 #pragma unroll 1
@@ -437,5 +458,7 @@ DEVICE void gemv_mainloop(const Matrices &matrices, Pipeline &pipeline, const Sl
                     store((group.row_tile + tile) * 16 + g + (i >> 1) * 8, first % N * 8 + column * 2 + (i & 1), sum);
             }
         }
+        at += group.count;
+        if (at < stop) begin_group();
     }
 }

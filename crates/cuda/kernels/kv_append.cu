@@ -1,5 +1,5 @@
 // Writes keys and values to the paged KV cache, alone or fused with the norms and the rotary embedding of heads.
-// rows.cuh, hadamard.cuh, kv_format.cuh and attention.cuh, which says how pages lie, go before this.
+// mbarrier.cuh, rows.cuh, hadamard.cuh, kv_format.cuh and attention.cuh, which says how pages lie, go before this.
 //
 //   q, k, v of a row and head --> RowFragment: RMS norm --> shared: head --> RoPE --> y
 //                        elements, and codes of 32 columns: from registers <-+   +-> shared --> a group of columns
@@ -203,7 +203,7 @@ struct HeadJob {
 // Block (row, head).
 KERNEL __launch_bounds__(256) norm_rope_append(HeadJobs a) {
     extern __shared__ float head[];
-    __shared__ float partials[32];
+    __shared__ RowPartials<1> partials;
     pdl_launch();
     const int row = blockIdx.x / a.first[3], e = a.head_dim;
     const HeadJob job(a, row, blockIdx.x % a.first[3]);

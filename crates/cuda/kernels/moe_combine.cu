@@ -1,5 +1,6 @@
 // The end of a mixture of experts: a row's weighted sum over its experts, alone or fused with what follows it in a
-// model's layer (a shared expert or a dense block beside it, the residual and norms). rows.cuh goes before this.
+// model's layer (a shared expert or a dense block beside it, the residual and norms). mbarrier.cuh and rows.cuh go
+// before this.
 //
 //   experts' outputs [row, rank] -+
 //   shared expert, or dense ------+-> RowFragment (registers) --> + residual --> norm epilogue --> f32 and f16
@@ -48,10 +49,13 @@ struct GatedSharedExpert {
 // factor, and the norm epilogue of x. A block a row, or a cluster.
 KERNEL __launch_bounds__(1024, 1) moe_shared_norm(ExpertOutputs m, GatedSharedExpert g, const float *from, float *x,
                                                   int cols, float factor, float eps, NormEpilogue norms) {
-    __shared__ float partials[32];
+    __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 row = blockIdx.x / cluster_blocks();
-    if (cluster_blocks() > 1) cluster_sync();
+    if (cluster_blocks() > 1) {
+        expect_partials(partials);
+        cluster_sync();
+    }
     prefetch_norm_weights(norms, 0, cols);
     pdl_wait();
     RowFragment k = load_row(g.x + row * cols, cols), r = load_row(from + row * cols, cols);
@@ -77,10 +81,16 @@ struct DenseBranch {
 KERNEL __launch_bounds__(1024, 1)
     moe_dense_norm(ExpertOutputs m, DenseBranch b, const float *from, float *x, const float *post, int cols,
                    float factor, float eps, NormEpilogue norms) {
-    __shared__ float partials[4][32];
+    __shared__ RowPartials<2> of_parts;
+    __shared__ RowPartials<1> partials[2];
     pdl_launch();
     const u64 row = blockIdx.x / cluster_blocks();
-    if (cluster_blocks() > 1) cluster_sync();
+    if (cluster_blocks() > 1) {
+        expect_partials(of_parts);
+        expect_partials(partials[0]);
+        expect_partials(partials[1]);
+        cluster_sync();
+    }
     prefetch_row(b.dense_weight, cols);
     prefetch_row(b.own_weight, cols);
     prefetch_row(post, cols);
@@ -90,16 +100,16 @@ KERNEL __launch_bounds__(1024, 1)
     RowFragment y = combine_experts(m, row, cols);
     const RowFragment of_dense = load_row(b.dense_weight, cols), of_own = load_row(b.own_weight, cols);
     float sums[2] = {sum_of_squares(k), sum_of_squares(y)};
-    row_sums(sums, partials);
+    row_sums(sums, of_parts);
     apply_norm(k, inverse_rms(sums[0], cols, eps), of_dense, true);
     apply_norm(y, inverse_rms(sums[1], cols, eps), of_own, true);
     add_and_scale(k, y, 1.0f);
     const RowFragment of_sum = load_optional_row(post, cols);
-    rms_norm_row(k, cols, eps, of_sum, post, partials[2]);
+    rms_norm_row(k, cols, eps, of_sum, post, partials[0]);
     const RowFragment w = load_optional_row(norms.weight[0], cols);
     add_and_scale(r, k, factor);
     store_row(x + row * cols, cols, r);
-    store_norms(norms, row, cols, r, w, eps, partials[3]);
+    store_norms(norms, row, cols, r, w, eps, partials[1]);
 }
 // y[row] = sum over ranks of weight * part, by fused multiply-add from 0.
 KERNEL combine(const float *parts, const float *weights, float *y, int cols, int top_k, u64 n) {

@@ -7,7 +7,7 @@
 //
 // A warp has a row tile and all of K, slice after slice. Beside the experts goes the same product of an expert that all
 // rows share, if there is one (`SharedExpert`): its gate has been computed before. The kernel before is the first
-// product, which has waited for the lists before it lets this one start, so weights are asked for meanwhile.
+// product, which lets this one start when the lists can be read, so weights are asked for meanwhile.
 
 #define WARPS MOE_GLU_WARPS
 struct SharedExpert {
@@ -138,17 +138,32 @@ KERNEL __launch_bounds__(WARPS * 32, 2)
 }
 
 #if __CUDA_ARCH__ >= 900 && !BULK_COPY
+// Copies a list of experts, at most `max_pairs`, that begins with their number, and their pairs to shared memory;
+// returns how many experts there are. Asks for no more than that: all blocks read the same lines, and L2 answers one
+// at a time.
+DEVICE int load_active_experts(ActiveExpert *list, int *pair, const ActiveExpert *from, const int *pairs,
+                               int max_pairs) {
+    __shared__ int used;
+    if (threadIdx.x == 0) used = __ldcg((const uint4 *) from).w & 0xffff;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < max_pairs; i += blockDim.x) {
+        const uint4 own = __ldcg((const uint4 *) (from + 1 + i));
+        pair[i] = __ldcg(pairs + i);
+        *(uint4 *) (list + i) = own;
+    }
+    __syncthreads();
+    return used;
+}
 // The same for up to 8 rows, pipelined; a shared expert is one more of the list. A persistent block has a run of the
-// row tiles of all experts; a warp takes every WARPS-th of them, STAGE_TILES tiles a stage, through a pipeline that
-// runs ahead of the experts.
+// row tiles of one expert or, where too many blocks would be left over, of all of them; a warp takes every WARPS-th of
+// these, STAGE_TILES tiles a stage, through a pipeline that runs ahead of the experts.
 constexpr int STAGE_TILES = TILE_BYTES <= 640 ? 4 : 2;
 #define STAGES MOE_GLU_STAGES
 #define RECORD_BYTES MOE_GLU_RECORD_BYTES // of a pair's tile: values, its scale at 128, its slice's at 132
 static_assert(RECORD_BYTES == 192, "rows in different banks");
 KERNEL __launch_bounds__(WARPS * 32, 2)
-    moe_gemv_glu_pipelined(const ActiveExpert *experts, float *y, const float *gate_up, const u32 *pairs,
-                           int activation, int max_pairs, int rows, int cols, int k_tiles, int tiles_per_slice,
-                           SharedExpert shared) {
+    moe_gemv_glu_pipelined(const ActiveExpert *active, float *y, const float *gate_up, const int *pairs, int activation,
+                           int max_pairs, int rows, int cols, int k_tiles, int tiles_per_slice, SharedExpert shared) {
     extern __shared__ __align__(128) u8 smem[]; // stages, then records [tile, pair], then the lists
     constexpr int STAGE_BYTES = STAGE_TILES * TILE_BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
@@ -156,12 +171,20 @@ KERNEL __launch_bounds__(WARPS * 32, 2)
     ActiveExpert *list = (ActiveExpert *) (records + 8 * k_tiles * RECORD_BYTES);
     int *pair = (int *) (list + max_pairs + 1);
     pdl_launch();
-    const int used = load_active_experts(list, pair, experts + 1 + max_pairs, experts, pairs, max_pairs, []() {});
-    if (shared.w && threadIdx.x == 0) list[used] = {shared.w, 0, shared.n_rows};
+    const int used = load_active_experts(list, pair, active, pairs, max_pairs);
+    if (shared.w && threadIdx.x == 0) list[used] = {shared.w, 0, (u16) shared.n_rows, 0};
     __syncthreads();
-    const int row_tiles = (rows + 15) / 16, total = (used + (shared.w != nullptr)) * row_tiles;
-    const int start = (int) ((u64) total * blockIdx.x / gridDim.x);
-    const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
+    const int row_tiles = (rows + 15) / 16, experts = used + (shared.w != nullptr);
+    int start, stop;
+    if (const int each = gridDim.x / experts; each * experts * 16 >= gridDim.x * 15) {
+        const int e = blockIdx.x / each, part = blockIdx.x % each;
+        if (e >= experts) return;
+        start = e * row_tiles + row_tiles * part / each;
+        stop = e * row_tiles + row_tiles * (part + 1) / each;
+    } else {
+        start = (int) ((u64) experts * row_tiles * blockIdx.x / gridDim.x);
+        stop = (int) ((u64) experts * row_tiles * (blockIdx.x + 1) / gridDim.x);
+    }
     if (start == stop) return;
     // Producer: tiles from `next_k` on of row tile `next_at`.
     const u32 to = smem_address(stages);

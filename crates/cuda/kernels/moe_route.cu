@@ -1,92 +1,60 @@
-// Routing of a mixture of experts: which experts a row takes (softmax and top-k, as Experts::choose in
-// backend/src/moe.rs defines it, bit for bit), and the pairs of row and expert sorted by expert, as moe.cuh says.
+// Routing of a mixture of experts by kernels of their own: of many rows, and where the experts' kernels do not route
+// rows themselves. The pairs of row and expert are sorted by expert, as moe.cuh says. math.cuh, rows.cuh and
+// moe_choose.cuh go before this.
 //
 //   scores [row, expert] --> a warp a row: softmax, top_k --> chosen, weights [row, rank]
 //                                                             +-> one block: counting sort --> lists, pairs, blocks
 
-// A warp's row: softmax summed in ascending order, the top_k largest, divided by their sum in order of rank, times the
-// expert's own factor. `powers` holds a float for each expert, and a lane has a rank: there are at most 32. Where
-// SCORES_PER_LANE registers hold all experts (REGISTERS), the largest are found there, while the ascending sum goes on.
-#define SCORES_PER_LANE 8
-template <bool REGISTERS>
-DEVICE void choose_experts(const float *scores, const float *scale, u32 *chosen, float *weights, float *powers,
-                           int experts, int top_k) {
+// A warp's row of so many experts that they do not fit registers: `powers` holds a float for each.
+DEVICE ChosenExpert take_top_of_many(const float *scores, float *powers, float &total, int experts, int top_k) {
     const int lane = threadIdx.x & 31;
-    float own_scores[SCORES_PER_LANE], max = -INF, total = 0.0f;
-    if (REGISTERS) {
-#pragma unroll
-        for (int i = 0; i < SCORES_PER_LANE; i++) {
-            own_scores[i] = lane + 32 * i < experts ? scores[lane + 32 * i] : -INF;
-            max = larger(own_scores[i], max);
-        }
-    } else {
-        for (int e = lane; e < experts; e += 32) max = larger(scores[e], max);
-    }
+    float max = -INF;
+    for (int e = lane; e < experts; e += 32) max = larger(scores[e], max);
     max = warp_max(max);
-    if (REGISTERS) {
-#pragma unroll
-        for (int i = 0; i < SCORES_PER_LANE; i++) {
-            const bool there = lane + 32 * i < experts;
-            own_scores[i] = there ? exp_(own_scores[i] - max) : -1.0f;
-            if (there) powers[lane + 32 * i] = own_scores[i];
-        }
-    } else {
-        for (int e = lane; e < experts; e += 32) powers[e] = exp_(scores[e] - max);
-    }
+    for (int e = lane; e < experts; e += 32) powers[e] = exp_(scores[e] - max);
     __syncwarp();
-    const int each = REGISTERS ? (experts + top_k - 1) / top_k : experts;
-    int summed = 0, value = 0;
-    u32 which = 0;
+    total = 0.0f;
+#pragma unroll 8
+    for (int e = 0; e < experts; e++) total += powers[e];
+    ChosenExpert own = {0, 0.0f};
 #pragma unroll 1
     for (int rank = 0; rank < top_k; rank++) {
-        const int until = min(summed + each, experts);
-#pragma unroll 8
-        for (; summed < until; summed++) total += powers[summed];
+        __syncwarp();
         float v = -1.0f;
         u32 at = 0;
-        if (REGISTERS) {
-#pragma unroll
-            for (int i = 0; i < SCORES_PER_LANE; i++)
-                if (own_scores[i] > v) {
-                    v = own_scores[i];
-                    at = lane + 32 * i;
-                }
-        } else {
-            __syncwarp();
-            for (int e = lane; e < experts; e += 32) {
-                const float w = powers[e];
-                if (w > v) {
-                    v = w;
-                    at = e;
-                }
+        for (int e = lane; e < experts; e += 32) {
+            const float w = powers[e];
+            if (w > v) {
+                v = w;
+                at = e;
             }
         }
         // Floats that are not negative are in the order of their bits, and -1 before them.
         const int best = __reduce_max_sync(~0u, __float_as_int(v));
         at = __reduce_min_sync(~0u, __float_as_int(v) == best ? at : ~0u);
-        if (lane == rank) {
-            value = best;
-            which = at;
-        }
-        if (REGISTERS) {
-#pragma unroll
-            for (int i = 0; i < SCORES_PER_LANE; i++)
-                if (at == lane + 32 * i) own_scores[i] = -1.0f;
-        } else if (lane == (at & 31)) {
-            powers[at] = -1.0f;
-        }
+        if (lane == rank) own = {at, __int_as_float(best)};
+        if (lane == (at & 31)) powers[at] = -1.0f;
     }
-    const float weight = __int_as_float(value) / total;
-    float sum = 0.0f;
-    for (int rank = 0; rank < top_k; rank++) sum += __shfl_sync(~0u, weight, rank);
-    if (lane >= top_k) return;
-    chosen[lane] = which;
-    weights[lane] = weight / sum * (scale ? scale[which] : 1.0f);
+    return own;
 }
+// Scores that a lane has in registers; rows of more experts take the other path.
+#define SCORES_PER_LANE 8
 DEVICE void choose_row(const float *scores, const float *scale, u32 *chosen, float *weights, float *powers, int experts,
                        int top_k) {
-    if (experts <= 32 * SCORES_PER_LANE) choose_experts<true>(scores, scale, chosen, weights, powers, experts, top_k);
-    else choose_experts<false>(scores, scale, chosen, weights, powers, experts, top_k);
+    const int lane = threadIdx.x & 31;
+    float total;
+    ChosenExpert own;
+    if (experts <= 32 * SCORES_PER_LANE) {
+        SoftmaxPowers<SCORES_PER_LANE> in_registers;
+        in_registers.load(scores, experts);
+        in_registers.exponentiate(experts);
+        total = in_registers.sum(experts);
+        own = take_top(in_registers, top_k);
+    } else {
+        own = take_top_of_many(scores, powers, total, experts, top_k);
+    }
+    if (lane < top_k) chosen[lane] = own.which;
+    store_expert_weights(own, total, scale, weights, top_k);
 }
 // Many rows: a warp a row here, and `group_pairs` for the lists.
 KERNEL __launch_bounds__(128)
@@ -179,15 +147,8 @@ KERNEL __launch_bounds__(1024, 1)
     each([&](int pair, u32 e, u32 before) { pairs[all[e] + own[e] + __popc(before)] = pair; });
 }
 // The same of few pairs, which `chosen` holds in shared memory, with room for as many flags: a thread a pair compares
-// it with all others. Also makes the lists of ActiveExperts of both matrices, if `experts` is not null.
-DEVICE void group_pairs_small(const u32 *chosen, u32 *lists, u32 *pairs, u32 *firsts, int n, const u64 *first_table,
-                              const u64 *second_table, ActiveExpert *experts) {
-    // Loaded early, by the threads that will store them.
-    u64 first_matrix = 0, second_matrix = 0;
-    if (experts && threadIdx.x < n) {
-        first_matrix = first_table[chosen[threadIdx.x]];
-        second_matrix = second_table[chosen[threadIdx.x]];
-    }
+// it with all others.
+DEVICE void group_pairs_small(const u32 *chosen, u32 *lists, u32 *pairs, u32 *firsts, int n) {
     auto each = [&](auto f) {
         for (int i = threadIdx.x; i < n; i += blockDim.x) {
             u32 start = 0, count = 0, at = 0;
@@ -210,15 +171,8 @@ DEVICE void group_pairs_small(const u32 *chosen, u32 *lists, u32 *pairs, u32 *fi
             before += firsts[j] && chosen[j] < chosen[i];
             used += firsts[j];
         }
-        if (i == 0) {
-            lists[0] = used;
-            if (experts) experts->count = used;
-        }
+        if (i == 0) lists[0] = used;
         if (at > 0) return;
-        if (experts) {
-            experts[1 + before] = {(const u8 *) first_matrix, (int) start, (int) count};
-            experts[1 + n + before] = {(const u8 *) second_matrix, (int) start, (int) count};
-        }
         u32 *list = lists + 1 + 3 * before;
         list[0] = chosen[i];
         list[1] = start;
@@ -228,16 +182,11 @@ DEVICE void group_pairs_small(const u32 *chosen, u32 *lists, u32 *pairs, u32 *fi
 // Few rows: the first block routes, a warp a row, and sorts. The others compute a GLU that does not depend on it, a
 // chunk of a row each.
 KERNEL __launch_bounds__(512) route_and_group(const float *scores, const float *scale, float *weights, u32 *lists,
-                                              u32 *pairs, int experts, int top_k, int rows, GluArgs gate,
-                                              const u64 *first_table, const u64 *second_table, ActiveExpert *list) {
+                                              u32 *pairs, int experts, int top_k, int rows, GluArgs gate) {
     extern __shared__ float powers[];
-    pdl_launch();
-    // The tables of matrices are read soon.
-    if (blockIdx.x == 0 && threadIdx.x < experts)
-        prefetch_l2((threadIdx.x & 1 ? second_table : first_table) + (threadIdx.x & ~1));
-    pdl_wait();
+    pdl_sync();
     if (blockIdx.x > 0) {
-        const int chunks = (gate.cols + 2 * blockDim.x - 1) / (2 * blockDim.x), at = blockIdx.x - 1;
+        const int chunks = glu_chunks(gate.cols), at = blockIdx.x - 1;
         glu_chunk(gate, at % chunks, at / chunks);
         return;
     }
@@ -247,5 +196,5 @@ KERNEL __launch_bounds__(512) route_and_group(const float *scores, const float *
         choose_row(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k,
                    powers + warp * experts, experts, top_k);
     __syncthreads();
-    group_pairs_small(chosen, lists, pairs, chosen + rows * top_k, rows * top_k, first_table, second_table, list);
+    group_pairs_small(chosen, lists, pairs, chosen + rows * top_k, rows * top_k);
 }

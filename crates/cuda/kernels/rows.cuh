@@ -1,5 +1,6 @@
 // A row of activations in the registers of one block, or of a cluster of blocks, and what kernels do with it: RMS
-// norms and their epilogue, gated products (GLU), rotary embedding. common.cuh and math.cuh go before this.
+// norms and their epilogue, gated products (GLU), rotary embedding. common.cuh, math.cuh and mbarrier.cuh go
+// before this.
 
 // ---- thread block clusters: the blocks that share a row
 DEVICE u32 cluster_blocks() {
@@ -21,37 +22,55 @@ DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// Sums over all threads of a row, in whatever block of the cluster they are. `partials` has a float for each warp of
-// the cluster, in each block (distributed shared memory), and is not written again before the next `cluster_sync`.
+// Sums over all threads of a row, in whatever block of the cluster they are: a float for each warp of the cluster, in
+// each block, of each sum. In a cluster a warp sends its own to all blocks (distributed shared memory), where a barrier
+// counts their bytes. A barrier of the cluster with release would also wait for all other stores of the block.
 template <int N>
-DEVICE void row_sums(float (&v)[N], float (*partials)[32]) {
+struct RowPartials {
+    float v[N][32];
+    u64 received;
+};
+// Called once for each RowPartials of a kernel, by all blocks of a cluster, before `cluster_sync`: says how many bytes
+// will arrive. Each RowPartials is good for one call of `row_sums`.
+template <int N>
+DEVICE void expect_partials(RowPartials<N> &partials) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x > 0) return;
+    const u32 barrier = smem_address(&partials.received);
+    mbarrier_init(barrier, 1);
+    mbarrier_expect_tx(barrier, N * (blockDim.x >> 5) * cluster_blocks() * 4);
+#endif
+}
+template <int N>
+DEVICE void row_sums(float (&v)[N], RowPartials<N> &partials) {
     const u32 lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, blocks = cluster_blocks();
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = warp_sum(v[i]);
     if (blocks == 1) {
         if (lane == 0)
 #pragma unroll
-            for (int i = 0; i < N; i++) partials[i][warp] = v[i];
+            for (int i = 0; i < N; i++) partials.v[i][warp] = v[i];
         __syncthreads();
     } else {
 #if __CUDA_ARCH__ >= 900
         if (lane < blocks)
 #pragma unroll
             for (int i = 0; i < N; i++)
-                asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                             "st.shared::cluster.f32 [there], %2;}" ::"r"(
-                                 (u32) __cvta_generic_to_shared(&partials[i][cluster_rank() * warps + warp])),
-                             "r"(lane), "f"(v[i])
+                asm volatile("{.reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %2; "
+                             "mapa.shared::cluster.u32 barrier, %1, %2; "
+                             "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [barrier];}" ::"r"(
+                                 smem_address(&partials.v[i][cluster_rank() * warps + warp])),
+                             "r"(smem_address(&partials.received)), "r"(lane), "r"(__float_as_uint(v[i]))
                              : "memory");
+        mbarrier_wait_cluster(smem_address(&partials.received), 0);
 #endif
-        cluster_sync();
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) v[i] = warp_sum(lane < warps * blocks ? partials[i][lane] : 0.0f);
+    for (int i = 0; i < N; i++) v[i] = warp_sum(lane < warps * blocks ? partials.v[i][lane] : 0.0f);
 }
-DEVICE float row_sum(float v, float *partials) {
+DEVICE float row_sum(float v, RowPartials<1> &partials) {
     float all[1] = {v};
-    row_sums(all, (float (*)[32]) partials);
+    row_sums(all, partials);
     return all[0];
 }
 
@@ -136,7 +155,7 @@ DEVICE void apply_norm(RowFragment &r, float inverse_rms, const RowFragment &wei
     }
 }
 DEVICE void rms_norm_row(RowFragment &r, int width, float eps, const RowFragment &weight, bool has_weight,
-                         float *partials) {
+                         RowPartials<1> &partials) {
     apply_norm(r, inverse_rms(row_sum(sum_of_squares(r), partials), width, eps), weight, has_weight);
 }
 
@@ -157,7 +176,7 @@ DEVICE void prefetch_norm_weights(const NormEpilogue &norms, int from, int cols)
 }
 // `first_weight` has been loaded.
 DEVICE void store_norms(const NormEpilogue &norms, u64 row, int cols, const RowFragment &x,
-                        const RowFragment &first_weight, float eps, float *partials) {
+                        const RowFragment &first_weight, float eps, RowPartials<1> &partials) {
     if (norms.count == 0) return;
     if (!norms.weight[0]) {
         store_row_f16(norms.f16[0], row, x);
@@ -197,6 +216,8 @@ DEVICE void for_pair_of_chunk(int chunk, int cols, F f) {
     const int c = 2 * (chunk * blockDim.x + threadIdx.x);
     if (c / 64 * 64 < cols) f(c);
 }
+// Chunks of a row.
+DEVICE int glu_chunks(int cols) { return (cols + 2 * blockDim.x - 1) / (2 * blockDim.x); }
 DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
     for_pair_of_chunk(chunk, a.cols, [&](int c) {
         const float *gate = a.gate + row * a.gate_stride + c, *x = a.x + row * a.x_stride + c;

@@ -385,17 +385,19 @@ DEVICE float slice_scale_around(int k, int tiles_per_slice, int k_tiles, F scale
 // words apart.
 #define MAX_SLICE_TILES 32
 DEVICE float store_rescales(const float *scales, int length, u32 *rescales, int stride) {
-    float v[MAX_SLICE_TILES / 4], max = 0.0f;
+    const int left = length - (int) (threadIdx.x & 3);
+    scales += threadIdx.x & 3;
+    rescales += (threadIdx.x & 3) * stride;
+    // Powers of two are in the order of their bits.
+    u32 v[MAX_SLICE_TILES / 4], most = 0;
 #pragma unroll
-    for (int i = 0; i < MAX_SLICE_TILES / 4; i++) v[i] = scales[min(4 * i + (int) (threadIdx.x & 3), length - 1)];
+    for (int i = 0; i < MAX_SLICE_TILES / 4; i++) v[i] = 4 * i < left ? __float_as_uint(scales[4 * i]) : 0;
 #pragma unroll
-    for (int i = 0; i < MAX_SLICE_TILES / 4; i++) max = larger(max, v[i]);
-    const float scale = quad_max(max);
+    for (int i = 0; i < MAX_SLICE_TILES / 4; i++) most = v[i] > most ? v[i] : most;
+    const float scale = quad_max(__uint_as_float(most)), inverse = inverse_pow2(scale);
 #pragma unroll
-    for (int i = 0; i < MAX_SLICE_TILES / 4; i++) {
-        const int k = 4 * i + (int) (threadIdx.x & 3);
-        if (k < length) rescales[k * stride] = rescale_f16x2(v[i], inverse_pow2(scale));
-    }
+    for (int i = 0; i < MAX_SLICE_TILES / 4; i++)
+        if (4 * i < left) rescales[4 * i * stride] = rescale_f16x2(__uint_as_float(v[i]), inverse);
     return scale;
 }
 // An activation row in a slice, read from global memory by the quad of lanes that multiply it; zeros where `row` is

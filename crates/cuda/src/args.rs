@@ -155,11 +155,21 @@ kernel_structs! {
         f16: Activations,
     }
 
-    /// An expert that rows chose: its matrix, its first pair and how many.
-    ActiveExpert {
-        w: Address,
-        first: i32,
-        count: i32,
+    /// What rows choose experts by, for blocks that route rows themselves.
+    Routing {
+        scores: Address,
+        scale: Address,
+        weights: Address,
+        /// Tables of the experts' matrices, of the first product and the second.
+        tables: [Address; 2],
+        /// The experts in use and the pairs, for the second product.
+        list: Address,
+        pairs: Address,
+        experts: i32,
+        top_k: i32,
+        rows: i32,
+        /// Bytes of each matrix of the second product that go to L2 while the first is computed; 0: none.
+        prefetched: i32,
     }
 
     /// Some of an expert's pairs.

@@ -18,9 +18,10 @@ use std::sync::{Arc, Mutex};
 const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("math.cuh", include_str!("../kernels/math.cuh")),
+    ("mbarrier.cuh", include_str!("../kernels/mbarrier.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),
     ("moe.cuh", include_str!("../kernels/moe.cuh")),
-    ("mbarrier.cuh", include_str!("../kernels/mbarrier.cuh")),
+    ("moe_choose.cuh", include_str!("../kernels/moe_choose.cuh")),
     ("hadamard.cuh", include_str!("../kernels/hadamard.cuh")),
     ("kv_format.cuh", include_str!("../kernels/kv_format.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
@@ -47,15 +48,18 @@ const HEADERS: &[(&str, &str)] = &[
 /// The [`HEADERS`] of a file, beside `common.cuh`, which all have.
 fn headers(file: &str) -> &'static [&'static str] {
     match file {
-        "elementwise" | "moe_combine" | "delta" => &["math", "rows"],
-        "moe_route" => &["math", "rows", "moe"],
+        "elementwise" | "moe_combine" | "delta" => &["math", "mbarrier", "rows"],
+        "moe_route" => &["math", "mbarrier", "rows", "moe", "moe_choose"],
         "choose" => &["math"],
         "embed" => &["mbarrier", "weight_tile"],
         "gemv" => &["mbarrier", "weight_tile", "gemv_epilogue"],
         "gemv_pipelined" => &["mbarrier", "weight_tile", "gemv_pipelined"],
         "moe_gemv" => &[
-            "moe",
+            "math",
             "mbarrier",
+            "rows",
+            "moe",
+            "moe_choose",
             "weight_tile",
             "gemv_epilogue",
             "gemv_pipelined",
@@ -65,8 +69,8 @@ fn headers(file: &str) -> &'static [&'static str] {
         GEMM_WGMMA => &["moe", "mbarrier", "weight_tile", "wgmma", "gemm_wgmma"],
         "kv_append" => &[
             "math",
-            "rows",
             "mbarrier",
+            "rows",
             "hadamard",
             "kv_format",
             "attention",

@@ -47,8 +47,11 @@ impl DryRun {
 const DECLARED_SHARED: &[(&str, usize)] = &[
     ("delta_rule", 24_064),
     ("delta_fused", 12_800),
+    ("moe_dense_norm", 640),
     ("moe_gemv_pipelined", 512),
     ("moe_gemv_glu", 512),
+    ("moe_gemv_routed", 16_512),
+    ("moe_gemv_16", 32_768),
     ("moe_gemv", 16_384),
     ("gemv_pipelined", 512),
     ("gemv", 8192),

@@ -6,6 +6,7 @@ use crate::constants::{
     GEMV_REDUCTION_BYTES, MOE_GLU_RECORD_BYTES, MOE_GLU_STAGES, MOE_GLU_WARPS, MOE_PIPELINE_BYTES,
     MOE_RECORD_BYTES,
 };
+use crate::dry::declared_shared;
 use crate::elementwise::{glu_args, glu_blocks, launch_glu, number, rotate};
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
@@ -55,6 +56,11 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// Where the experts' own factors lie, 0 if they have none.
+    fn scale_address(&self) -> Address {
+        self.scale.as_ref().map_or(0, |scale| scale.address)
+    }
+
     /// Whether the first product reads activations in f16 as they are: neither in f32 nor rotated.
     pub(crate) fn reads_f16(&self) -> bool {
         let tiles = self.gate_up.tiles;
@@ -66,23 +72,52 @@ impl Table {
 struct Addresses {
     weights: Block,
     tiles: Option<Tiles>,
+    /// How many matrices there are.
+    count: usize,
 }
 
 impl Addresses {
     fn is_rotated(&self) -> bool {
         self.tiles.is_some_and(|tiles| tiles.is_rotated())
     }
+
+    /// A kernel of `moe_gemv` that multiplies them, walked as `tiles` says.
+    fn gemv(&self, tiles: Tiles, name: &'static str) -> Kernel {
+        gemv_kernel(tiles, self.count, name)
+    }
+}
+
+/// Kernel `name` of the file `moe_gemv`, with registers for the scores of so many experts.
+pub(crate) fn gemv_kernel(tiles: Tiles, experts: usize, name: &'static str) -> Kernel {
+    let mut kernel = tiles.kernel("moe_gemv", name);
+    let of_lane = experts.min(MAX_ROUTED_EXPERTS).div_ceil(32);
+    kernel
+        .defines
+        .push(("SCORES_PER_LANE", of_lane.next_power_of_two().max(4)));
+    kernel
 }
 
 /// Rows whose experts' weights go through pipelines in shared memory, at most: as many as a
 /// tensor-core product takes.
 const MAX_PIPELINED_ROWS: usize = 8;
 
-/// Bytes of an expert in shared memory, with two numbers of each of its pairs.
-const LISTED_EXPERT_BYTES: usize = ACTIVE_EXPERT_BYTES + 2 * 4;
-
 /// Bytes of the kernels' `ActiveExpert`.
-const ACTIVE_EXPERT_BYTES: usize = size_of::<args::ActiveExpert>();
+const ACTIVE_EXPERT_BYTES: usize = 16;
+
+/// Bytes of shared memory for each pair of a block that routes rows itself: room for an expert of
+/// its own, and three numbers.
+const ROUTED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 3 * 4;
+
+/// Bytes of shared memory for each pair of a block that reads a list of experts: room for an expert
+/// of its own, and a number.
+const LISTED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 4;
+
+/// Bytes of matrices that may go to L2 for the second product while the first is computed: a
+/// part of what the L2 of GPUs with pipelines has.
+const MAX_PREFETCHED: usize = 12 << 20;
+
+/// Experts whose scores fit the registers of a warp that routes a row.
+const MAX_ROUTED_EXPERTS: usize = 512;
 
 /// Bytes of the kernels' `ExpertBlock`.
 const EXPERT_BLOCK_BYTES: usize = size_of::<args::ExpertBlock>();
@@ -93,18 +128,14 @@ const MIN_GROUPED_PAIRS: usize = 24;
 /// Bytes of shared memory that a block of `moe_gemv_glu_pipelined` takes, at most, so that two fit.
 const MAX_GLU_SHARED: usize = 115_000;
 
-/// Whether the pipelined kernels take experts of this packing, chosen by `n` rows: lanes copy codes.
-fn can_pipeline(device: &Device, tiles: Tiles, n: usize) -> bool {
+/// Whether the kernels of few rows, which route these themselves and stream codes, take `n` rows of
+/// experts of this packing.
+fn streams_codes(device: &Device, tiles: Tiles, n: usize) -> bool {
     let of_codes = matches!(
         tiles.packing,
         Packing::Codes { .. } | Packing::Rotated { .. }
     );
-    of_codes && lists_active_experts(device, n)
-}
-
-/// Whether the experts that `n` rows choose are listed for the pipelined kernels.
-fn lists_active_experts(device: &Device, n: usize) -> bool {
-    n <= MAX_PIPELINED_ROWS && has_pipelines(&device.driver)
+    of_codes && n <= MAX_PIPELINED_ROWS && has_pipelines(&device.driver)
 }
 
 /// The pipelined kernel of experts' first product that has room for `n` rows, and bytes of its
@@ -131,9 +162,10 @@ fn pipelined_gemv(
         _ => return None,
     };
     let shared =
-        tiles.slices * (MOE_PIPELINE_BYTES + GEMV_REDUCTION_BYTES) + pairs * LISTED_EXPERT_BYTES;
-    let fits = tiles.per_slice <= MAX_SLICE_TILES && shared <= device.driver.shared;
-    (can_pipeline(device, tiles, n) && fits).then_some((name, shared))
+        tiles.slices * (MOE_PIPELINE_BYTES + GEMV_REDUCTION_BYTES) + pairs * ROUTED_PAIR_BYTES;
+    let fits = tiles.per_slice <= MAX_SLICE_TILES
+        && shared + declared_shared(name) <= device.driver.shared;
+    (streams_codes(device, tiles, n) && fits).then_some((name, shared))
 }
 
 /// Bytes of shared memory of a block of `moe_gemv_glu_pipelined`, if that takes `n` rows of `pairs` pairs.
@@ -143,8 +175,57 @@ fn pipelined_glu(device: &Device, tiles: Tiles, n: usize, pairs: usize) -> Optio
     let stages = MOE_GLU_STAGES * bytes * if bytes <= 640 { 4 } else { 2 };
     let shared = MOE_GLU_WARPS * stages
         + tiles.tiles * 8 * MOE_GLU_RECORD_BYTES
-        + (pairs + 1) * LISTED_EXPERT_BYTES;
-    (can_pipeline(device, tiles, n) && shared <= MAX_GLU_SHARED).then_some(shared)
+        + (pairs + 1) * LISTED_PAIR_BYTES;
+    (streams_codes(device, tiles, n) && shared <= MAX_GLU_SHARED).then_some(shared)
+}
+
+/// The kernels of both products of experts, whose blocks route rows themselves.
+struct RoutedKernels {
+    tiles: [Tiles; 2],
+    first: (&'static str, Grid),
+    /// Bytes of shared memory of a block of the second kernel.
+    second_shared: usize,
+}
+
+/// The kernels that take `n` rows, each of which chooses `top_k` experts; nothing, where a kernel has
+/// to list the experts in use first, because one of the products is not of codes or the second is
+/// rotated or too wide.
+fn routed_kernels(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<RoutedKernels> {
+    let pairs = n * top_k;
+    let (first, second) = (table.gate_up.tiles?, table.down.tiles?);
+    let second_shared = pipelined_glu(device, second, n, pairs)?;
+    // What the second makes of the gate is not rotated.
+    let fits = streams_codes(device, first, n) && !second.is_rotated();
+    if !fits || table.gate_up.count > MAX_ROUTED_EXPERTS {
+        return None;
+    }
+    let rows = 2 * table.inner;
+    let blocks = device.driver.sms * (PIPELINED_WARPS / first.slices);
+    // With a row tile or two a block, a pipeline has nothing to run ahead of.
+    let enough = pairs * rows.div_ceil(TILE_ROWS) > 2 * blocks;
+    let pipelined = pipelined_gemv(device, first, n, pairs).filter(|_| enough);
+    let threads = 32 * first.slices;
+    let first_kernel = match pipelined {
+        Some((name, shared)) => (
+            name,
+            Grid {
+                shared,
+                ..Grid::new(blocks, threads)
+            },
+        ),
+        None => {
+            // One block of the last column hands on, the others compute a GLU.
+            let most = table.gate_up.count.min(pairs).max(2);
+            let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS) + 1, most, threads);
+            let shared = pairs * ROUTED_PAIR_BYTES;
+            ("moe_gemv_routed", Grid { shared, ..grid })
+        }
+    };
+    Some(RoutedKernels {
+        tiles: [first, second],
+        first: first_kernel,
+        second_shared,
+    })
 }
 
 fn addresses<'a>(
@@ -156,10 +237,12 @@ fn addresses<'a>(
     if all.clone().any(|w| w.tiles() != tiles) {
         return None;
     }
-    let table = |list: Vec<u64>| Block::of(&device.driver, &list, "a table of experts");
+    let table = |list: &[u64]| Block::of(&device.driver, list, "a table of experts");
+    let all: Vec<u64> = all.map(|w| w.address()).collect();
     Some(Addresses {
-        weights: table(all.map(|w| w.address()).collect()),
+        weights: table(&all),
         tiles,
+        count: all.len(),
     })
 }
 
@@ -176,8 +259,6 @@ struct GroupedBlocks {
 struct Lists {
     pairs: Buffer,
     lists: Buffer,
-    /// The active experts, for the pipelined kernels: [`ACTIVE_EXPERT_BYTES`] bytes each.
-    active: Option<Buffer>,
     /// The blocks of a grouped GEMM: [`EXPERT_BLOCK_BYTES`] bytes each.
     blocks: Option<GroupedBlocks>,
     /// Experts that can be in use.
@@ -224,30 +305,6 @@ fn product(
             gemm::grouped(device, x_f16, by_pair, w, (y, rows), &blocks);
         }
         Some(tiles) => {
-            let pairs = lists.rows * lists.top_k;
-            let blocks = device.driver.sms * (PIPELINED_WARPS / tiles.slices);
-            // With a row tile or two a block, a pipeline has nothing to run ahead of.
-            let enough = pairs * rows.div_ceil(TILE_ROWS) > 2 * blocks;
-            let pipelined = pipelined_gemv(device, tiles, lists.rows, pairs);
-            let pipelined = pipelined.filter(|_| !by_pair && enough);
-            if let Some(((name, shared), active)) = pipelined.zip(lists.active.as_ref()) {
-                let args = Args::default()
-                    .ptr(active.address)
-                    .ptr(y)
-                    .of(x_f16)
-                    .ptr(lists.pairs.address)
-                    .int(lists.rows)
-                    .int(lists.top_k)
-                    .int(rows)
-                    .int(tiles.tiles)
-                    .int(tiles.per_slice);
-                let grid = Grid::new(blocks, 32 * tiles.slices);
-                return device.launch(
-                    &tiles.kernel("moe_gemv", name),
-                    Grid { shared, ..grid },
-                    args,
-                );
-            }
             let args = Args::default()
                 .ptr(w.weights.address)
                 .ptr(y)
@@ -264,7 +321,7 @@ fn product(
                 ..=ROUTE_ROWS => "moe_gemv_8",
                 _ => "moe_gemv_16",
             };
-            device.launch(&tiles.kernel("moe_gemv", name), grid, args);
+            device.launch(&w.gemv(tiles, name), grid, args);
         }
     }
 }
@@ -282,28 +339,6 @@ fn product_glu(
 ) {
     let columns = lists.most + usize::from(shared_expert.is_some());
     let shared_expert = shared_expert.unwrap_or_default();
-    let pairs = lists.rows * lists.top_k;
-    let shared = pipelined_glu(device, tiles, lists.rows, pairs);
-    if let Some((shared, active)) = shared.zip(lists.active.as_ref()) {
-        let args = Args::default()
-            .ptr(active.address)
-            .ptr(y)
-            .ptr(gate_up)
-            .ptr(lists.pairs.address)
-            .int(number(activation))
-            .int(pairs)
-            .int(rows)
-            .int(cols)
-            .int(tiles.tiles)
-            .int(tiles.per_slice)
-            .of(&shared_expert);
-        let grid = Grid::new(2 * device.driver.sms, 32 * MOE_GLU_WARPS);
-        return device.launch(
-            &tiles.kernel("moe_gemv_glu", "moe_gemv_glu_pipelined"),
-            Grid { shared, ..grid },
-            args,
-        );
-    }
     let args = Args::default()
         .ptr(w.weights.address)
         .ptr(y)
@@ -325,6 +360,48 @@ fn product_glu(
         )
     };
     device.launch(&tiles.kernel("moe_gemv_glu", "moe_gemv_glu"), grid, args);
+}
+
+/// Launches both products of experts in which blocks route the rows themselves, and `glu` beside
+/// the first, and `shared_expert` beside the second.
+fn routed_products(
+    device: &Device,
+    table: &Table,
+    kernels: &RoutedKernels,
+    routing: &args::Routing,
+    (x, gate_up, y): (&Activations, Address, Address),
+    glu: Option<&GluArgs>,
+    shared_expert: Option<args::SharedExpert>,
+) {
+    let [first, second] = &kernels.tiles;
+    let args = Args::default()
+        .of(routing)
+        .ptr(gate_up)
+        .of(x)
+        .of(&glu.copied().unwrap_or_default())
+        .int(2 * table.inner)
+        .int(first.tiles)
+        .int(first.per_slice);
+    let (name, grid) = kernels.first;
+    device.launch(&table.gate_up.gemv(*first, name), grid, args);
+    let args = Args::default()
+        .ptr(routing.list)
+        .ptr(y)
+        .ptr(gate_up)
+        .ptr(routing.pairs)
+        .int(number(table.activation))
+        .int((routing.rows * routing.top_k) as usize)
+        .int(table.hidden)
+        .int(table.inner)
+        .int(second.tiles)
+        .int(second.per_slice)
+        .of(&shared_expert.unwrap_or_default());
+    let grid = Grid {
+        shared: kernels.second_shared,
+        ..Grid::new(2 * device.driver.sms, 32 * MOE_GLU_WARPS)
+    };
+    let name = "moe_gemv_glu_pipelined";
+    device.launch(&second.kernel("moe_gemv_glu", name), grid, args);
 }
 
 /// The weight of each pair of row and rank, to `weights`, and the pairs by expert. A gate of as
@@ -355,16 +432,12 @@ fn route(
     let lists = Lists {
         lists: buffer(4 * (1 + 3 * most)),
         pairs: buffer(4 * pairs),
-        active: lists_active_experts(device, n)
-            .then(|| buffer(ACTIVE_EXPERT_BYTES * (1 + 2 * pairs))),
         blocks,
         most,
         top_k,
         rows: n,
     };
-    let args = Args::default()
-        .ptr(scores)
-        .ptr(table.scale.as_ref().map_or(0, |s| s.address));
+    let args = Args::default().ptr(scores).ptr(table.scale_address());
     if n <= ROUTE_ROWS {
         let args = args
             .ptr(weights)
@@ -373,10 +446,7 @@ fn route(
             .int(count)
             .int(top_k)
             .int(n)
-            .of(&glu.copied().unwrap_or_default())
-            .ptr(table.gate_up.weights.address)
-            .ptr(table.down.weights.address)
-            .ptr(lists.active.as_ref().map_or(0, |b| b.address));
+            .of(&glu.copied().unwrap_or_default());
         let of_glu = glu.map_or(0, |g| n * glu_blocks(g.cols as usize, ROUTE_THREADS));
         let grid = Grid {
             shared: 4 * n * (count + 2 * top_k),
@@ -436,12 +506,11 @@ pub(crate) fn table(device: &Device, experts: &Experts) -> Option<Arc<Table>> {
 /// How the second product is walked where one kernel computes the gate and that product, of `n`
 /// rows that choose `top_k` experts each; nothing, where it does not.
 fn fused_glu(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<Tiles> {
-    let fits = |t: &Tiles| {
-        // What it makes of the gate is not rotated.
-        !t.is_rotated()
-            && (n <= ROUTE_ROWS && n * t.tiles <= MAX_GLU_TILES
-                || pipelined_glu(device, *t, n, n * top_k).is_some())
-    };
+    if let Some(kernels) = routed_kernels(device, table, top_k, n) {
+        return Some(kernels.tiles[1]);
+    }
+    // What it makes of the gate is not rotated.
+    let fits = |t: &Tiles| !t.is_rotated() && n <= ROUTE_ROWS && n * t.tiles <= MAX_GLU_TILES;
     let tiles = table.down.tiles.filter(fits);
     tiles.filter(|_| table.gate_up.tiles.is_some())
 }
@@ -476,14 +545,6 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
         let of = [op.inputs[2], op.inputs[3], op.outputs[2]];
         glu_args(l, op, activation, of, (0, None))
     });
-    let lists = route(
-        device,
-        (l.address(scores), l.shape(scores)),
-        table,
-        l.address(weights),
-        top_k,
-        glu.as_ref(),
-    );
     let gate_up = device.arena.buffer(4 * pairs * 2 * inner);
     let (x, x_f16) = match table.reads_f16() {
         true => (0, l.f16_input(op)),
@@ -491,19 +552,61 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
     };
     let rotated = (table.gate_up.is_rotated()).then(|| rotate(device, x, [n, hidden]));
     let rotated = rotated.as_ref().map(|x| x.activations(&device.arena));
+    let x_f16 = rotated.unwrap_or(x_f16);
+    let (parts, weights) = (l.address(parts), l.address(weights));
+    let beside = gate.and_then(|(_, product)| product).zip(glu);
+    let shared_expert = beside.map(|(w, glu)| shared_expert(l, op, w, &glu, n));
+    if let Some(kernels) = routed_kernels(device, table, top_k, n) {
+        let list = device.arena.buffer(ACTIVE_EXPERT_BYTES * (1 + pairs));
+        let sorted = device.arena.buffer(4 * pairs);
+        let second = kernels.tiles[1];
+        let of_down = hidden.div_ceil(TILE_ROWS) * second.tiles * second.packing.tile_bytes();
+        let routing = args::Routing {
+            scores: l.address(scores),
+            scale: table.scale_address(),
+            weights,
+            tables: [&table.gate_up, &table.down].map(|of| of.weights.address),
+            list: list.address,
+            pairs: sorted.address,
+            experts: table.gate_up.count as i32,
+            top_k: top_k as i32,
+            rows: n as i32,
+            prefetched: if pairs * of_down <= MAX_PREFETCHED {
+                of_down as i32
+            } else {
+                0
+            },
+        };
+        let between = (&x_f16, gate_up.address, parts);
+        let glu = glu.as_ref();
+        return routed_products(
+            device,
+            table,
+            &kernels,
+            &routing,
+            between,
+            glu,
+            shared_expert,
+        );
+    }
+    let lists = route(
+        device,
+        (l.address(scores), l.shape(scores)),
+        table,
+        weights,
+        top_k,
+        glu.as_ref(),
+    );
     product(
         device,
         &table.gate_up,
-        (x, &rotated.unwrap_or(x_f16)),
+        (x, &x_f16),
         (gate_up.address, 2 * inner),
         hidden,
         &lists,
         false,
     );
-    let parts = l.address(parts);
     if let Some(tiles) = fused_glu(device, table, top_k, n) {
-        let beside = gate.and_then(|(_, product)| product).zip(glu);
-        let shared_expert = beside.map(|(w, glu)| shared_expert(l, op, w, &glu, n));
         return product_glu(
             device,
             (&table.down, tiles),

@@ -26,14 +26,25 @@ pub(super) fn experts(
     hidden: usize,
     inner: usize,
 ) -> Experts {
-    let one = |e: u32| Expert {
-        gate_up: matrix(b, format, 20 + e, [2 * inner, hidden]),
-        down: matrix(b, format, 40 + e, [hidden, inner]),
+    experts_of(b, format, [hidden, inner], 9, 3)
+}
+
+/// `count` experts, `top_k` a row.
+fn experts_of(
+    b: &dyn Backend,
+    format: &'static quant::Format,
+    [hidden, inner]: [usize; 2],
+    count: u16,
+    top_k: usize,
+) -> Experts {
+    let one = |e: u16| Expert {
+        gate_up: matrix(b, format, 20 + u32::from(e), [2 * inner, hidden]),
+        down: matrix(b, format, 40 + u32::from(e), [hidden, inner]),
     };
     Experts {
-        experts: (0..9).map(one).collect(),
-        top_k: 3,
-        scale: Some((0..9u8).map(|e| 0.5 + f32::from(e)).collect()),
+        experts: (0..count).map(one).collect(),
+        top_k,
+        scale: Some((0..count).map(|e| 0.5 + f32::from(e)).collect()),
         activation: Activation::GeluTanh,
     }
 }
@@ -80,6 +91,40 @@ fn gpu_small_experts_of_many_rows_have_the_bits_of_few() {
                 let differ = some.iter().zip(&all).position(|(a, b)| a != b);
                 assert_eq!(differ, None, "{name}, {hidden} by {inner}, {n} rows of 300");
             }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+/// Scores that fit the registers of a warp and that do not, with many equal ones: whichever kernels route few rows, by
+/// themselves or beside others, the first experts of equal ones are chosen, with the same weights.
+#[test]
+fn gpu_small_rows_choose_the_same_experts_however_many_there_are() {
+    let Some(cuda) = gpu() else { return };
+    let format = quant::format("affine4-g64").unwrap();
+    let shapes = [
+        (9, 1, [64, 64]),
+        (40, 8, [64, 64]),
+        (300, 10, [64, 64]),
+        (600, 4, [64, 64]),
+        // Eight rows of these go through pipelines.
+        (24, 10, [2048, 512]),
+    ];
+    for (count, top_k, shape) in shapes {
+        let experts = experts_of(&cuda, format, shape, count, top_k);
+        let count = usize::from(count);
+        let run = |n: usize| {
+            let scores = noise(12, n * count);
+            let scores: Vec<f32> = scores.iter().map(|v| (4.0 * v).round() / 4.0).collect();
+            let scores = cuda.upload(n, count, &scores);
+            let x = cuda.upload(n, shape[0], &noise(13, n * shape[0]));
+            cuda.download(&cuda.moe(&x, &scores, &experts)).into_owned()
+        };
+        let all = run(20);
+        for n in [1, 2, 3, 5, 6, 7, 8, 12] {
+            let some = run(n);
+            let differ = some.iter().zip(&all).position(|(a, b)| a != b);
+            assert_eq!(differ, None, "{count} experts, {n} rows of 20");
         }
     }
     cuda.finish().unwrap();

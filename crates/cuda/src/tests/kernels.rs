@@ -10,6 +10,7 @@ use crate::gemm::{Simple, Warpgroups};
 use crate::kv::format_defines;
 use crate::machine::Kernel;
 use crate::matmul::{Tiles, most_stage_row_tiles};
+use crate::moe::gemv_kernel;
 use crate::pack::Packing;
 use crate::tuning::unroll_of;
 use backend::KvFormat;
@@ -118,8 +119,13 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
     }
     for packing in packings {
         let tiles = Tiles::new(packing, 4096);
-        let files = ["embed", "moe_gemv", "moe_gemv_glu"];
-        all.extend(files.map(|file| tiles.kernel(file, "")));
+        all.extend(["embed", "moe_gemv_glu"].map(|file| tiles.kernel(file, "")));
+        let most = if packing == codes(4, 32) { 512 } else { 256 };
+        all.push(gemv_kernel(tiles, most, ""));
+        if packing == codes(4, 64) {
+            // 16 slices, twice the shared memory.
+            all.push(gemv_kernel(Tiles::new(packing, 8192), most, ""));
+        }
         // What a trial may choose, too.
         let default = unroll_of(packing);
         let unrolls = [1, 2, 4].map(|unroll| ("UNROLL", unroll));
@@ -161,7 +167,8 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("moe_gemv_16", 128, 1450),
     ("moe_gemm_wgmma", 168, 2200),
     ("moe_gemv_glu", 176, 4600),
-    ("moe_gemv_pipelined", 128, 4600),
+    ("moe_gemv_pipelined", 128, 6800),
+    ("moe_gemv_routed", 128, 5500),
     ("gemv_pipelined", 128, 4600),
     ("gemv", 112, 2200),
     ("choose_cut", 64, 3800),
