@@ -36,8 +36,8 @@
 #undef KERNEL
 #define KERNEL __global__ void
 #include KERNEL_FILE(math.cuh)
-#include KERNEL_FILE(rows.cuh)
 #include KERNEL_FILE(mbarrier.cuh)
+#include KERNEL_FILE(rows.cuh)
 #include KERNEL_FILE(elementwise.cu)
 #ifdef NO_COPIES
 #define cp_async_16(to, from) ((void) (from))
