@@ -1,7 +1,7 @@
-// Times what it takes a GPU to fetch a kernel's instructions: kernels of straight code, which run once each, as those of
-// a decoding step do, launched one after the other from a recorded graph. Each is launched again after as many others of
-// the same length as a row says; with one it finds its instructions where the launch before has left them. Needs nvcc of
-// CUDA 12.4 or later:
+// Times what it takes a GPU to fetch a kernel's instructions: kernels of straight code, which run once each, as those
+// of a decoding step do, launched one after the other from a recorded graph. Each takes turns with as many others of
+// the same length as `kernels` says, less one; a single kernel finds its instructions where the launch before has left
+// them. Needs nvcc of CUDA 12.4 or later:
 //
 //   nvcc -O3 -std=c++17 -arch=sm_90 -o instructions benchmarks/instructions.cu && ./instructions
 //

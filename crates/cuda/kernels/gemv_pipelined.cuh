@@ -105,7 +105,7 @@ struct SmemActivations {
         if (MAX_ROWS > 4) f(1, (lane >> 3) + 4 < rows, to + 512, from + four_rows);
     }
     DEVICE void advance(int tiles) { from += tiles * 128; }
-    // Has all that loads need in registers.
+    // Has the addresses of loads computed here, not where the loads are.
     DEVICE void keep() { asm volatile("" : "+l"(from), "+l"(scales)); }
     // Finds the slice's scale and the rescales, which it stores in `space`.
     DEVICE void load_scales(int length, u8 *space) {
@@ -202,7 +202,7 @@ struct CpAsyncPipeline {
     template <class F>
     DEVICE void prologue_activations(F wait) {
         uint4 v[STAGES - 1][2];
-        int at[STAGES - 1]; // tiles of the slice
+        int at[STAGES - 1]; // bytes from the slice's first tile
 #pragma unroll
         for (int i = 0, k = 0; i < STAGES - 1; i++) {
             at[i] = 128 * k;

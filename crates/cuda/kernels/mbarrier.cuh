@@ -27,7 +27,8 @@ DEVICE void mbarrier_wait(u32 barrier, u32 phase) {
         "r"(phase & 1)
         : "memory");
 }
-// The same for what other blocks of the cluster have sent with `st.async`.
+// Waits until the barrier has counted all bytes that blocks of the cluster send with `st.async`, which can then be
+// read.
 DEVICE void mbarrier_wait_cluster(u32 barrier, u32 phase) {
     asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; "
                  "@!done bra again;}" ::"r"(barrier),

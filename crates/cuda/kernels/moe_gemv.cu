@@ -69,7 +69,7 @@ DEVICE void moe_gemv(const u8 *w, float *y, const Activations &x, const int *pai
         __syncthreads();
     }
 }
-// The same of an expert of `lists`, if there is one for the block.
+// `moe_gemv` for the expert that `lists` has for the block (blockIdx.y), if there is one.
 template <int N>
 DEVICE void moe_gemv_listed(const u64 *table, float *y, const Activations &x, const u32 *lists, const int *pairs,
                             int top_k, int by_pair, int rows, int k_tiles, int tiles_per_slice, float *smem) {

@@ -216,7 +216,7 @@ DEVICE void for_pair_of_chunk(int chunk, int cols, F f) {
     const int c = 2 * (chunk * blockDim.x + threadIdx.x);
     if (c / 64 * 64 < cols) f(c);
 }
-// Chunks of a row.
+// How many chunks, a block each, a gate of `cols` columns has in a row.
 DEVICE int glu_chunks(int cols) { return (cols + 2 * blockDim.x - 1) / (2 * blockDim.x); }
 DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
     for_pair_of_chunk(chunk, a.cols, [&](int c) {
