@@ -99,16 +99,19 @@ struct Routing {
     const float *scale;   // the experts' own factors, or null
     float *weights;       // [rows, top_k]
     const u64 *tables[2]; // the experts' matrices, of either product
-    // For the second product: a list that begins with an expert whose `count` says how many are in use, and the pairs.
+    // For the second product: the pairs, and the experts in use, either as a list that begins with one whose `count`
+    // says how many there are, or as `lists`. The other is null.
     ActiveExpert *list;
+    u32 *lists;
     int *pairs;
     int experts, top_k, rows;
     int prefetched; // bytes of each matrix of the second product that go to L2 while the first is computed
 };
 // Asks for the tables of matrices, which are read soon.
 DEVICE void prefetch_tables(const Routing &r) {
-    for (int e = threadIdx.x * 16; e < 2 * r.experts; e += blockDim.x * 16)
-        prefetch_l2(e < r.experts ? r.tables[0] + e : r.tables[1] + e - r.experts);
+    const int lines = r.experts / 16 + 1; // a table may begin anywhere
+    for (int i = threadIdx.x; i < 2 * lines; i += blockDim.x)
+        prefetch_l2((i < lines ? r.tables[0] : r.tables[1]) + min(i % lines * 16, r.experts - 1));
 }
 // Lists the experts in use with their matrices of the first product, and the sorted pairs, in shared memory; returns
 // how many experts there are. `scratch` has room for 2 rows top_k numbers, and may be used again afterwards.
@@ -176,16 +179,26 @@ DEVICE int route_in_block(const Routing &r, bool stores_weights, ActiveExpert *l
     __syncthreads();
     return used;
 }
-// Hands the list on to the kernel of the second product and lets it start, by one block. That kernel reads the list
-// before it waits for this one; all other blocks have let it start.
+// Hands the experts in use on to the kernel of the second product and lets it start, by one block. That kernel reads
+// them before it waits for this one; all other blocks have let it start.
 DEVICE void hand_on_experts(const Routing &r, int used, const ActiveExpert *list, const int *pair) {
     for (int i = threadIdx.x; i < used; i += blockDim.x) {
         ActiveExpert e = list[i];
-        e.w = (const u8 *) r.tables[1][e.expert];
-        r.list[1 + i] = e;
+        if (r.lists) {
+            u32 *of = r.lists + 1 + 3 * i;
+            of[0] = e.expert;
+            of[1] = e.first;
+            of[2] = e.first + e.count;
+        } else {
+            e.w = (const u8 *) r.tables[1][e.expert];
+            r.list[1 + i] = e;
+        }
     }
     for (int i = threadIdx.x; i < r.rows * r.top_k; i += blockDim.x) r.pairs[i] = pair[i];
-    if (threadIdx.x == 0) r.list->count = used;
+    if (threadIdx.x == 0) {
+        if (r.lists) r.lists[0] = used;
+        else r.list->count = used;
+    }
     __threadfence();
     __syncthreads();
     pdl_launch(); // now that everybody sees it

@@ -163,7 +163,8 @@ DEVICE void moe_gemv_pipelined(const Routing &r, float *y, const Activations &x,
     if (!hands_on) pdl_launch();
     u8 *slice = smem + warp * MOE_PIPELINE_BYTES;
     const ActiveExperts experts = {list, (rows + 15) / 16};
-    const int used = route_in_block<SCORES_PER_LANE>(r, hands_on, list, pair, (u32 *) row_of, [&]() {
+    u32 *scratch = (u32 *) reduction.partials; // which products need later
+    const int used = route_in_block<SCORES_PER_LANE>(r, hands_on, list, pair, scratch, [&]() {
         // All rows of what a lane has of each.
         auto copy = [&](u32 to, const u8 *from, u64 stride) {
 #pragma unroll 4

@@ -162,8 +162,9 @@ kernel_structs! {
         weights: Address,
         /// Tables of the experts' matrices, of the first product and the second.
         tables: [Address; 2],
-        /// The experts in use and the pairs, for the second product.
+        /// The experts in use, for the second product: as `ActiveExpert`s or as `lists`; the other is 0.
         list: Address,
+        lists: Address,
         pairs: Address,
         experts: i32,
         top_k: i32,

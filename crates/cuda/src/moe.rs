@@ -104,9 +104,13 @@ const MAX_PIPELINED_ROWS: usize = 8;
 /// Bytes of the kernels' `ActiveExpert`.
 const ACTIVE_EXPERT_BYTES: usize = 16;
 
-/// Bytes of shared memory for each pair of a block that routes rows itself: room for an expert of
-/// its own, and three numbers.
+/// Bytes of shared memory for each pair of a block of `moe_gemv_routed`: room for an expert of its
+/// own, and three numbers.
 const ROUTED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 3 * 4;
+
+/// Bytes of shared memory for each pair of a block of `moe_gemv_pipelined`: room for an expert of
+/// its own, and two numbers.
+const PIPELINED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 2 * 4;
 
 /// Bytes of shared memory for each pair of a block that reads a list of experts: room for an expert
 /// of its own, and a number.
@@ -162,69 +166,65 @@ fn pipelined_gemv(
         _ => return None,
     };
     let shared =
-        tiles.slices * (MOE_PIPELINE_BYTES + GEMV_REDUCTION_BYTES) + pairs * ROUTED_PAIR_BYTES;
+        tiles.slices * (MOE_PIPELINE_BYTES + GEMV_REDUCTION_BYTES) + pairs * PIPELINED_PAIR_BYTES;
     let fits = tiles.per_slice <= MAX_SLICE_TILES
         && shared + declared_shared(name) <= device.driver.shared;
     (streams_codes(device, tiles, n) && fits).then_some((name, shared))
 }
 
-/// Bytes of shared memory of a block of `moe_gemv_glu_pipelined`, if that takes `n` rows of `pairs` pairs.
-fn pipelined_glu(device: &Device, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
+/// How `moe_gemv_glu_pipelined` walks the experts' second product of `n` rows with `pairs` pairs, and bytes of its
+/// blocks' shared memory; nothing, where it does not take them.
+fn pipelined_glu(device: &Device, table: &Table, n: usize, pairs: usize) -> Option<(Tiles, usize)> {
+    // What it makes of the gate is not rotated.
+    let tiles = table.down.tiles.filter(|tiles| !tiles.is_rotated())?;
     let bytes = tiles.packing.tile_bytes();
     // The kernel's stages of STAGE_TILES tiles.
     let stages = MOE_GLU_STAGES * bytes * if bytes <= 640 { 4 } else { 2 };
     let shared = MOE_GLU_WARPS * stages
         + tiles.tiles * 8 * MOE_GLU_RECORD_BYTES
         + (pairs + 1) * LISTED_PAIR_BYTES;
-    (streams_codes(device, tiles, n) && shared <= MAX_GLU_SHARED).then_some(shared)
+    let fits = streams_codes(device, tiles, n) && shared <= MAX_GLU_SHARED;
+    fits.then_some((tiles, shared))
 }
 
-/// The kernels of both products of experts, whose blocks route rows themselves.
-struct RoutedKernels {
-    tiles: [Tiles; 2],
-    first: (&'static str, Grid),
-    /// Bytes of shared memory of a block of the second kernel.
-    second_shared: usize,
+/// The kernel of experts' first product whose blocks route rows themselves.
+struct RoutedKernel {
+    tiles: Tiles,
+    name: &'static str,
+    grid: Grid,
+    /// How the second product is walked, if `moe_gemv_glu_pipelined` computes it, and bytes of its blocks' shared
+    /// memory.
+    second: Option<(Tiles, usize)>,
 }
 
-/// The kernels that take `n` rows, each of which chooses `top_k` experts; nothing, where a kernel has
-/// to list the experts in use first, because one of the products is not of codes or the second is
-/// rotated or too wide.
-fn routed_kernels(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<RoutedKernels> {
+/// The kernel of the first product that takes `n` rows, each of which chooses `top_k` experts; nothing, where the rows
+/// have to be routed before.
+fn routed_kernel(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<RoutedKernel> {
     let pairs = n * top_k;
-    let (first, second) = (table.gate_up.tiles?, table.down.tiles?);
-    let second_shared = pipelined_glu(device, second, n, pairs)?;
-    // What the second makes of the gate is not rotated.
-    let fits = streams_codes(device, first, n) && !second.is_rotated();
-    if !fits || table.gate_up.count > MAX_ROUTED_EXPERTS {
+    let tiles = table.gate_up.tiles?;
+    if !streams_codes(device, tiles, n) || table.gate_up.count > MAX_ROUTED_EXPERTS {
         return None;
     }
     let rows = 2 * table.inner;
-    let blocks = device.driver.sms * (PIPELINED_WARPS / first.slices);
+    let blocks = device.driver.sms * (PIPELINED_WARPS / tiles.slices);
     // With a row tile or two a block, a pipeline has nothing to run ahead of.
     let enough = pairs * rows.div_ceil(TILE_ROWS) > 2 * blocks;
-    let pipelined = pipelined_gemv(device, first, n, pairs).filter(|_| enough);
-    let threads = 32 * first.slices;
-    let first_kernel = match pipelined {
-        Some((name, shared)) => (
-            name,
-            Grid {
-                shared,
-                ..Grid::new(blocks, threads)
-            },
-        ),
+    let pipelined = pipelined_gemv(device, tiles, n, pairs).filter(|_| enough);
+    let threads = 32 * tiles.slices;
+    let (name, grid, shared) = match pipelined {
+        Some((name, shared)) => (name, Grid::new(blocks, threads), shared),
         None => {
             // One block of the last column hands on, the others compute a GLU.
             let most = table.gate_up.count.min(pairs).max(2);
             let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS) + 1, most, threads);
-            let shared = pairs * ROUTED_PAIR_BYTES;
-            ("moe_gemv_routed", Grid { shared, ..grid })
+            ("moe_gemv_routed", grid, pairs * ROUTED_PAIR_BYTES)
         }
     };
-    Some(RoutedKernels {
-        tiles: [first, second],
-        first: first_kernel,
-        second_shared,
+    Some(RoutedKernel {
+        tiles,
+        name,
+        grid: Grid { shared, ..grid },
+        second: pipelined_glu(device, table, n, pairs),
     })
 }
 
@@ -266,6 +266,33 @@ struct Lists {
     top_k: usize,
     /// Rows of the step.
     rows: usize,
+}
+
+impl Lists {
+    /// Room for the pairs of `n` rows, each of which chooses `top_k` experts of `table`.
+    fn new(device: &Device, table: &Table, top_k: usize, n: usize) -> Self {
+        let pairs = n * top_k;
+        let most = table.gate_up.count.min(pairs);
+        Lists {
+            lists: device.arena.buffer(4 * (1 + 3 * most)),
+            pairs: device.arena.buffer(4 * pairs),
+            blocks: None,
+            most,
+            top_k,
+            rows: n,
+        }
+    }
+}
+
+/// Bytes of each matrix of the second product of `pairs` pairs that go to L2 while the first is computed.
+fn prefetched(table: &Table, pairs: usize) -> i32 {
+    let bytes = table.down.tiles.map_or(0, |tiles| {
+        table.hidden.div_ceil(TILE_ROWS) * tiles.tiles * tiles.packing.tile_bytes()
+    });
+    match pairs * bytes {
+        ..=MAX_PREFETCHED => bytes as i32,
+        _ => 0,
+    }
 }
 
 /// `y[pair] = w[expert of pair] x`; `x` has a row for each pair, or one for each row.
@@ -362,28 +389,16 @@ fn product_glu(
     device.launch(&tiles.kernel("moe_gemv_glu", "moe_gemv_glu"), grid, args);
 }
 
-/// Launches both products of experts in which blocks route the rows themselves, and `glu` beside
-/// the first, and `shared_expert` beside the second.
-fn routed_products(
+/// `y[pair] = w[expert of pair] (activation(gate) up)` of what `gate_up` has for the pair, for the experts that
+/// `routing` lists, and a product that has nothing to do with experts but its shape.
+fn product_glu_pipelined(
     device: &Device,
     table: &Table,
-    kernels: &RoutedKernels,
+    (tiles, shared): (Tiles, usize),
     routing: &args::Routing,
-    (x, gate_up, y): (&Activations, Address, Address),
-    glu: Option<&GluArgs>,
+    (gate_up, y): (Address, Address),
     shared_expert: Option<args::SharedExpert>,
 ) {
-    let [first, second] = &kernels.tiles;
-    let args = Args::default()
-        .of(routing)
-        .ptr(gate_up)
-        .of(x)
-        .of(&glu.copied().unwrap_or_default())
-        .int(2 * table.inner)
-        .int(first.tiles)
-        .int(first.per_slice);
-    let (name, grid) = kernels.first;
-    device.launch(&table.gate_up.gemv(*first, name), grid, args);
     let args = Args::default()
         .ptr(routing.list)
         .ptr(y)
@@ -393,15 +408,15 @@ fn routed_products(
         .int((routing.rows * routing.top_k) as usize)
         .int(table.hidden)
         .int(table.inner)
-        .int(second.tiles)
-        .int(second.per_slice)
+        .int(tiles.tiles)
+        .int(tiles.per_slice)
         .of(&shared_expert.unwrap_or_default());
     let grid = Grid {
-        shared: kernels.second_shared,
+        shared,
         ..Grid::new(2 * device.driver.sms, 32 * MOE_GLU_WARPS)
     };
     let name = "moe_gemv_glu_pipelined";
-    device.launch(&second.kernel("moe_gemv_glu", name), grid, args);
+    device.launch(&tiles.kernel("moe_gemv_glu", name), grid, args);
 }
 
 /// The weight of each pair of row and rank, to `weights`, and the pairs by expert. A gate of as
@@ -415,28 +430,20 @@ fn route(
     glu: Option<&GluArgs>,
 ) -> Lists {
     let pairs = n * top_k;
-    let most = count.min(pairs);
     let kernel = |name| Kernel::new("moe_route", name);
     let buffer = |bytes| device.arena.buffer(bytes);
+    let mut lists = Lists::new(device, table, top_k, n);
     let is_grouped = n > ROUTE_ROWS && gemm::warpgroups(&device.driver);
     let of_block = gemm::pairs_of_block(pairs, count);
-    let blocks = (is_grouped && pairs >= MIN_GROUPED_PAIRS * count).then(|| {
+    lists.blocks = (is_grouped && pairs >= MIN_GROUPED_PAIRS * count).then(|| {
         // An expert's last block may be of a single pair.
-        let blocks = pairs / of_block + most;
+        let blocks = pairs / of_block + lists.most;
         GroupedBlocks {
             list: buffer(EXPERT_BLOCK_BYTES * (1 + blocks)),
             most: blocks,
             pairs: of_block,
         }
     });
-    let lists = Lists {
-        lists: buffer(4 * (1 + 3 * most)),
-        pairs: buffer(4 * pairs),
-        blocks,
-        most,
-        top_k,
-        rows: n,
-    };
     let args = Args::default().ptr(scores).ptr(table.scale_address());
     if n <= ROUTE_ROWS {
         let args = args
@@ -506,8 +513,9 @@ pub(crate) fn table(device: &Device, experts: &Experts) -> Option<Arc<Table>> {
 /// How the second product is walked where one kernel computes the gate and that product, of `n`
 /// rows that choose `top_k` experts each; nothing, where it does not.
 fn fused_glu(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<Tiles> {
-    if let Some(kernels) = routed_kernels(device, table, top_k, n) {
-        return Some(kernels.tiles[1]);
+    let routed = routed_kernel(device, table, top_k, n);
+    if let Some((tiles, _)) = routed.and_then(|kernel| kernel.second) {
+        return Some(tiles);
     }
     // What it makes of the gate is not rotated.
     let fits = |t: &Tiles| !t.is_rotated() && n <= ROUTE_ROWS && n * t.tiles <= MAX_GLU_TILES;
@@ -556,56 +564,52 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
     let (parts, weights) = (l.address(parts), l.address(weights));
     let beside = gate.and_then(|(_, product)| product).zip(glu);
     let shared_expert = beside.map(|(w, glu)| shared_expert(l, op, w, &glu, n));
-    if let Some(kernels) = routed_kernels(device, table, top_k, n) {
-        let list = device.arena.buffer(ACTIVE_EXPERT_BYTES * (1 + pairs));
-        let sorted = device.arena.buffer(4 * pairs);
-        let second = kernels.tiles[1];
-        let of_down = hidden.div_ceil(TILE_ROWS) * second.tiles * second.packing.tile_bytes();
+    let lists = if let Some(kernel) = routed_kernel(device, table, top_k, n) {
+        let lists = Lists::new(device, table, top_k, n);
+        let active =
+            (kernel.second).map(|_| device.arena.buffer(ACTIVE_EXPERT_BYTES * (1 + pairs)));
         let routing = args::Routing {
             scores: l.address(scores),
             scale: table.scale_address(),
             weights,
             tables: [&table.gate_up, &table.down].map(|of| of.weights.address),
-            list: list.address,
-            pairs: sorted.address,
+            list: active.as_ref().map_or(0, |list| list.address),
+            lists: active.as_ref().map_or(lists.lists.address, |_| 0),
+            pairs: lists.pairs.address,
             experts: table.gate_up.count as i32,
             top_k: top_k as i32,
             rows: n as i32,
-            prefetched: if pairs * of_down <= MAX_PREFETCHED {
-                of_down as i32
-            } else {
-                0
-            },
+            prefetched: prefetched(table, pairs),
         };
-        let between = (&x_f16, gate_up.address, parts);
-        let glu = glu.as_ref();
-        return routed_products(
+        let args = Args::default()
+            .of(&routing)
+            .ptr(gate_up.address)
+            .of(&x_f16)
+            .of(&glu.unwrap_or_default())
+            .int(2 * inner)
+            .int(kernel.tiles.tiles)
+            .int(kernel.tiles.per_slice);
+        let name = table.gate_up.gemv(kernel.tiles, kernel.name);
+        device.launch(&name, kernel.grid, args);
+        if let Some(second) = kernel.second {
+            let between = (gate_up.address, parts);
+            return product_glu_pipelined(device, table, second, &routing, between, shared_expert);
+        }
+        lists
+    } else {
+        let scores = (l.address(scores), l.shape(scores));
+        let lists = route(device, scores, table, weights, top_k, glu.as_ref());
+        product(
             device,
-            table,
-            &kernels,
-            &routing,
-            between,
-            glu,
-            shared_expert,
+            &table.gate_up,
+            (x, &x_f16),
+            (gate_up.address, 2 * inner),
+            hidden,
+            &lists,
+            false,
         );
-    }
-    let lists = route(
-        device,
-        (l.address(scores), l.shape(scores)),
-        table,
-        weights,
-        top_k,
-        glu.as_ref(),
-    );
-    product(
-        device,
-        &table.gate_up,
-        (x, &x_f16),
-        (gate_up.address, 2 * inner),
-        hidden,
-        &lists,
-        false,
-    );
+        lists
+    };
     if let Some(tiles) = fused_glu(device, table, top_k, n) {
         return product_glu(
             device,

@@ -26,20 +26,20 @@ pub(super) fn experts(
     hidden: usize,
     inner: usize,
 ) -> Experts {
-    experts_of(b, format, [hidden, inner], 9, 3)
+    experts_of(b, [format; 2], [hidden, inner], 9, 3)
 }
 
-/// `count` experts, `top_k` a row.
+/// `count` experts, `top_k` a row, with gate and up in the first format and down in the second.
 fn experts_of(
     b: &dyn Backend,
-    format: &'static quant::Format,
+    [first, second]: [&'static quant::Format; 2],
     [hidden, inner]: [usize; 2],
     count: u16,
     top_k: usize,
 ) -> Experts {
     let one = |e: u16| Expert {
-        gate_up: matrix(b, format, 20 + u32::from(e), [2 * inner, hidden]),
-        down: matrix(b, format, 40 + u32::from(e), [hidden, inner]),
+        gate_up: matrix(b, first, 20 + u32::from(e), [2 * inner, hidden]),
+        down: matrix(b, second, 40 + u32::from(e), [hidden, inner]),
     };
     Experts {
         experts: (0..count).map(one).collect(),
@@ -63,17 +63,23 @@ pub(super) fn mixture(b: &dyn Backend, format: &'static quant::Format, n: usize)
 fn gpu_small_experts_of_many_rows_have_the_bits_of_few() {
     let Some(cuda) = gpu() else { return };
     let count = 9;
-    for name in [
-        "bf16",
-        "affine4-g64",
-        "affine5-g32",
-        "q8_0",
-        "tq3_1s",
-        "tq4_1s",
+    let shapes = &[[128, 64], [1280, 320]][..];
+    for (first, second, shapes) in [
+        ("bf16", "bf16", shapes),
+        ("affine4-g64", "affine4-g64", shapes),
+        ("affine5-g32", "affine5-g32", shapes),
+        ("q8_0", "q8_0", shapes),
+        ("tq3_1s", "tq3_1s", shapes),
+        ("tq4_1s", "tq4_1s", shapes),
+        // Second products that the pipelines of few rows do not take.
+        ("affine4-g64", "bf16", shapes),
+        ("q8_0", "f32", shapes),
+        ("affine4-g64", "affine4-g64", &[[1280, 2112]]),
     ] {
-        let format = quant::format(name).unwrap();
-        for (hidden, inner) in [(128, 64), (1280, 320)] {
-            let experts = experts(&cuda, format, hidden, inner);
+        let formats = [first, second].map(|name| quant::format(name).unwrap());
+        for &shape in shapes {
+            let [hidden, _] = shape;
+            let experts = experts_of(&cuda, formats, shape, 9, 3);
             let run = |n: usize| {
                 let mut scores = noise(12, n * count);
                 // All rows but some choose the first one, and none the last.
@@ -89,7 +95,8 @@ fn gpu_small_experts_of_many_rows_have_the_bits_of_few() {
             for n in [1, 8, 20, 72, 200] {
                 let some = run(n);
                 let differ = some.iter().zip(&all).position(|(a, b)| a != b);
-                assert_eq!(differ, None, "{name}, {hidden} by {inner}, {n} rows of 300");
+                let what = format!("{first} and {second}, {shape:?}, {n} rows of 300");
+                assert_eq!(differ, None, "{what}");
             }
         }
     }
@@ -111,7 +118,7 @@ fn gpu_small_rows_choose_the_same_experts_however_many_there_are() {
         (24, 10, [2048, 512]),
     ];
     for (count, top_k, shape) in shapes {
-        let experts = experts_of(&cuda, format, shape, count, top_k);
+        let experts = experts_of(&cuda, [format; 2], shape, count, top_k);
         let count = usize::from(count);
         let run = |n: usize| {
             let scores = noise(12, n * count);
