@@ -168,7 +168,10 @@ fn run(
     let size = MemorySize {
         sequences: 1,
         context: 33_000,
-        step_rows: prompts.iter().copied().max().unwrap_or(PROMPT_ROWS),
+        step_rows: match measure {
+            Measure::Ops(rows) => PROMPT_ROWS.max(*rows),
+            _ => prompts.iter().copied().max().unwrap_or(PROMPT_ROWS),
+        },
         kv_format: backend::KvFormat::both(&quant::kv::BF16).into(),
         running_pages: None,
         kept: KeptSize::default(),

@@ -460,19 +460,13 @@ KERNEL __launch_bounds__(THREADS, 1)
     for (u32 r = warp; r < rows; r += THREADS / 32) {
         const u64 at = ((u64) (start + r) * d.nv + head) * DV + 2 * lane;
         float2 v[tiles], w[tiles], g[tiles];
-        float sums = 0.0f;
 #pragma unroll
         for (int i = 0; i < tiles; i++) {
             v[i] = __ldcg((const float2 *) (y + at + i * 64));
             w[i] = *(const float2 *) (end.weight + i * 64 + 2 * lane);
             g[i] = *(const float2 *) (end.gate + at + i * 64);
         }
-#pragma unroll
-        for (int i = 0; i < tiles; i++) {
-            const float sum = warp_sum(fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, 0.0f)));
-            if (lane == i) sums = sum;
-        }
-        const float inverse = 1.0f / sqrtf(warp_sum(sums) / (float) DV + end.eps);
+        const float inverse = inverse_rms_of_run(v, end.eps);
 #pragma unroll
         for (int i = 0; i < tiles; i++) {
             v[i].x = v[i].x * inverse * w[i].x;

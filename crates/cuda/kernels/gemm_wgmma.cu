@@ -2,8 +2,10 @@
 
 KERNEL __launch_bounds__(2 * ROWS) swizzle_activations(Activations x, u8 *to, int n_rows, int tiles_per_slice) {
     pdl_sync();
-    const int row = blockIdx.y * ROWS + (threadIdx.x >> 1);
-    swizzle_row(x, to, row < n_rows ? row : -1, tiles_per_slice);
+    swizzle_rows(x, to, tiles_per_slice, [&](int i) {
+        const int row = blockIdx.y * ROWS + i;
+        return row < n_rows ? row : -1;
+    });
 }
 
 // Block `row_block` of ROWS activation rows by block `block` of weight rows.
@@ -92,9 +94,11 @@ KERNEL __launch_bounds__(2 * ROWS)
     pdl_sync();
     if (blockIdx.y >= blocks->count) return;
     const ExpertBlock own = blocks[1 + blockIdx.y];
-    const u32 at = threadIdx.x >> 1;
-    const u32 pair = at < own.count ? pairs[own.first + at] : 0;
-    swizzle_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1, tiles_per_slice);
+    swizzle_rows(x, to, tiles_per_slice, [&](u32 i) {
+        if (i >= own.count) return -1;
+        const u32 pair = pairs[own.first + i];
+        return (int) (by_pair ? pair : pair / top_k);
+    });
 }
 
 KERNEL __launch_bounds__(384, 1) moe_gemm_wgmma(ExpertGroup group, const u8 *x, int k_tiles, int tiles_per_slice) {

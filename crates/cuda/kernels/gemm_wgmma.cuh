@@ -11,7 +11,7 @@
 // A persistent block takes BLOCK_TILES row tiles by ROWS activation rows at a time. Two consumer warpgroups multiply,
 // four row tiles each: a warp dequantizes one tile into the A fragments that the tensor cores take from registers,
 // while the products of the tile before run. Four producer warps, a third warpgroup, keep the stages full. B comes from
-// shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_row` permutes columns
+// shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_rows` permutes columns
 // beforehand, and brings them to their slice's scale.
 //
 // What bounds prompts in 4 bits is not the tensor cores but the instructions of a consumer warp between two products:
@@ -45,31 +45,49 @@ template <class T>
 DEVICE T *swizzled_scales(T *x, int block, int k, int k_tiles) {
     return swizzled_values(x, block, k_tiles, k_tiles) + (u64) k * SCALE_BYTES;
 }
-// Stores an activation row so. Block (tile, ROWS rows), two threads a row; `row` is the thread's, negative where there
-// is none.
-DEVICE void swizzle_row(const Activations &x, u8 *to, int row, int tiles_per_slice) {
-    const int k_tiles = gridDim.x, k = blockIdx.x, at = threadIdx.x >> 1, h = threadIdx.x & 1;
-    u32 v[4][4] = {};
-    float scale = 0.0f;
-    if (row >= 0) {
+// Brings words to lanes of a quad: word i of lane t becomes word t of lane i.
+DEVICE uint4 transpose_quad(uint4 v) {
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    const u32 a = __shfl_xor_sync(~0u, odd ? v.x : v.y, 1), b = __shfl_xor_sync(~0u, odd ? v.z : v.w, 1);
+    v = odd ? make_uint4(a, v.y, b, v.w) : make_uint4(v.x, a, v.z, b);
+    const u32 c = __shfl_xor_sync(~0u, high ? v.x : v.z, 2), d = __shfl_xor_sync(~0u, high ? v.y : v.w, 2);
+    return high ? make_uint4(c, d, v.z, v.w) : make_uint4(v.x, v.y, c, d);
+}
+// Stores activation rows so. Block (tile, ROWS rows), eight threads a row, each for SWIZZLED rows; `row_at(i)` is the
+// block's row number i, negative where there is none.
+constexpr int SWIZZLED = 4;
+template <class F>
+DEVICE void swizzle_rows(const Activations &x, u8 *to, int tiles_per_slice, F row_at) {
+    const int k_tiles = gridDim.x, k = blockIdx.x, piece = threadIdx.x & 7;
+    const int first = k / tiles_per_slice * tiles_per_slice, end = min(first + tiles_per_slice, k_tiles);
+    uint4 v[SWIZZLED];
+    float own[SWIZZLED], most[SWIZZLED];
+#pragma unroll
+    for (int i = 0; i < SWIZZLED; i++) {
+        const int row = row_at((threadIdx.x >> 3) + i * (ROWS / SWIZZLED));
+        v[i] = make_uint4(0, 0, 0, 0);
+        own[i] = most[i] = 0.0f;
+        if (row < 0) continue;
+        v[i] = *(const uint4 *) (x.values + (u64) row * x.stride + k * 64 + piece * 8);
         const float *scales = x.scales + (u64) row * k_tiles;
-        scale = slice_scale_around(k, tiles_per_slice, k_tiles, [&](int i) { return scales[i]; });
-        const u32 rescale = rescale_f16x2(scales[k], inverse_pow2(scale));
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            const uint4 from = *(const uint4 *) (x.values + (u64) row * x.stride + k * 64 + h * 32 + t * 8);
-            v[0][t] = hmul2(from.x, rescale);
-            v[1][t] = hmul2(from.y, rescale);
-            v[2][t] = hmul2(from.z, rescale);
-            v[3][t] = hmul2(from.w, rescale);
-        }
+        own[i] = scales[k];
+#pragma unroll 1
+        for (int j = first + piece; j < end; j += 8) most[i] = larger(most[i], scales[j]);
     }
-    uint4 *line = (uint4 *) (swizzled_values(to, blockIdx.y, k, k_tiles) + at * 128);
 #pragma unroll
-    for (int i = 0; i < 4; i++) line[h * 4 + i ^ at & 7] = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
-    if (h == 0)
-        ((float *) swizzled_scales(to, blockIdx.y, k,
-                                   k_tiles))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] = scale;
+    for (int i = 0; i < SWIZZLED; i++) {
+        const int at = (threadIdx.x >> 3) + i * (ROWS / SWIZZLED);
+#pragma unroll
+        for (int o = 1; o < 8; o *= 2) most[i] = larger(most[i], __shfl_xor_sync(~0u, most[i], o));
+        const u32 rescale = rescale_f16x2(own[i], inverse_pow2(most[i]));
+        v[i] =
+            make_uint4(hmul2(v[i].x, rescale), hmul2(v[i].y, rescale), hmul2(v[i].z, rescale), hmul2(v[i].w, rescale));
+        ((uint4 *) (swizzled_values(to, blockIdx.y, k, k_tiles) + at * 128))[piece ^ at & 7] = transpose_quad(v[i]);
+        if (piece == 0)
+            ((float *) swizzled_scales(to, blockIdx.y, k,
+                                       k_tiles))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] =
+                most[i];
+    }
 }
 
 // The stage whose turn it is.

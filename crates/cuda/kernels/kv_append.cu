@@ -244,13 +244,7 @@ KERNEL __launch_bounds__(32 * HEAD_WARPS) norm_rope_append_rows(HeadJobs a) {
 #pragma unroll
         for (int i = 0; i < TILES; i++) v[i] = *(const float2 *) (job.x + i * 64 + 2 * lane);
         if (job.kind & 1) {
-            float sums = 0.0f;
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
-                const float sum = warp_sum(fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, 0.0f)));
-                if (lane == i) sums = sum;
-            }
-            const float inverse = inverse_rms(warp_sum(sums), E, a.eps);
+            const float inverse = inverse_rms_of_run(v, a.eps);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
                 v[i].x *= inverse;

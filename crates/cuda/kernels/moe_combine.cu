@@ -47,8 +47,11 @@ struct GatedSharedExpert {
 };
 // `combine`, `gate_rows`, `add` and `add_norm` fused, with their bits: y = experts + gate shared, x = (from + y)
 // factor, and the norm epilogue of x. A block a row, or a cluster.
-KERNEL __launch_bounds__(1024, 1) moe_shared_norm(ExpertOutputs m, GatedSharedExpert g, const float *from, float *x,
-                                                  int cols, float factor, float eps, NormEpilogue norms) {
+KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 3
+                  : PAIRS_PER_THREAD <= 6 ? 2
+                                          : 1)
+    moe_shared_norm(ExpertOutputs m, GatedSharedExpert g, const float *from, float *x, int cols, float factor,
+                    float eps, NormEpilogue norms) {
     __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 row = blockIdx.x / cluster_blocks();
@@ -78,7 +81,9 @@ struct DenseBranch {
 };
 // `combine`, the norms of the dense block and of the experts, their sum and `add_norm` fused:
 // x = (from + rms(rms(dense) + rms(experts)) post) factor. A block a row, or a cluster.
-KERNEL __launch_bounds__(1024, 1)
+KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 3
+                  : PAIRS_PER_THREAD <= 6 ? 2
+                                          : 1)
     moe_dense_norm(ExpertOutputs m, DenseBranch b, const float *from, float *x, const float *post, int cols,
                    float factor, float eps, NormEpilogue norms) {
     __shared__ RowPartials<2> of_parts;
@@ -99,8 +104,9 @@ KERNEL __launch_bounds__(1024, 1)
     RowFragment k = load_row(b.dense + row * cols, cols), r = load_row(from + row * cols, cols);
     RowFragment y = combine_experts(m, row, cols);
     const RowFragment of_dense = load_row(b.dense_weight, cols), of_own = load_row(b.own_weight, cols);
-    float sums[2] = {sum_of_squares(k), sum_of_squares(y)};
-    row_sums(sums, of_parts);
+    const RowSum own[2] = {sum_of_squares(k), sum_of_squares(y)};
+    float sums[2];
+    row_sums(own, sums, of_parts);
     apply_norm(k, inverse_rms(sums[0], cols, eps), of_dense, true);
     apply_norm(y, inverse_rms(sums[1], cols, eps), of_own, true);
     add_and_scale(k, y, 1.0f);

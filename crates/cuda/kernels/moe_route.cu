@@ -3,7 +3,7 @@
 // moe_choose.cuh go before this.
 //
 //   scores [row, expert] --> a warp a row: softmax, top_k --> chosen, weights [row, rank]
-//                                                             +-> one block: counting sort --> lists, pairs, blocks
+//                                                             +-> counting sort --> lists, pairs, blocks
 
 // A warp's row of so many experts that they do not fit registers: `powers` holds a float for each.
 DEVICE ChosenExpert take_top_of_many(const float *scores, float *powers, float &total, int experts, int top_k) {
@@ -67,17 +67,38 @@ KERNEL __launch_bounds__(128)
         choose_row(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts,
                    experts, top_k);
 }
-// Sorts pairs (row, rank) by expert, stably, by one block, whose warps have a run of them each. `lists`: experts in
-// use, then for each its number, first pair and end. `blocks`: the same, `most` pairs of an expert at a time, unless
-// null.
-KERNEL __launch_bounds__(1024, 1)
-    group_pairs(const u32 *chosen, u32 *lists, u32 *pairs, ExpertBlock *blocks, int experts, int n, int most) {
+// Pairs of a block's share, of all `n`.
+DEVICE int pairs_of_block(int n) {
+    const int all = gridDim.x * blockDim.x;
+    return (n + all - 1) / all * blockDim.x;
+}
+// How many pairs of each expert are in each block's share of all pairs: [blocks, experts].
+KERNEL __launch_bounds__(1024, 1) count_pairs(const u32 *chosen, u32 *shares, int experts, int n) {
+    extern __shared__ u32 counts[]; // [experts]
+    pdl_launch();
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
+    __syncthreads();
+    pdl_wait();
+    const int share = pairs_of_block(n), to = min((int) (blockIdx.x + 1) * share, n);
+    for (int i = blockIdx.x * share + threadIdx.x; i < to; i += blockDim.x) atomicAdd(counts + chosen[i], 1u);
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) shares[blockIdx.x * experts + e] = counts[e];
+}
+// Sorts pairs (row, rank) by expert, stably. Blocks have a share of the pairs each, and their warps a run of those;
+// `shares`, which a single block does not need, has what `count_pairs` counted. The first block stores `lists`: experts
+// in use, then for each its number, first pair and end; and `blocks`: the same, `most` pairs of an expert at a time,
+// unless null.
+KERNEL __launch_bounds__(1024, 1) group_pairs(const u32 *chosen, const u32 *shares, u32 *lists, u32 *pairs,
+                                              ExpertBlock *blocks, int experts, int n, int most) {
     extern __shared__ u32 counts[]; // [warps, experts]: pairs of a warp's, then where they go
     pdl_sync();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    const int run = (n + blockDim.x - 1) / blockDim.x * 32, from = warp * run, to = min(from + run, n);
-    u32 *own = counts + warp * experts, *all = counts + warps * experts; // of all warps
+    const int share = pairs_of_block(n), run = share / warps, from = blockIdx.x * share + warp * run,
+              to = min(from + run, n);
+    // Of all blocks, and of those before this one.
+    u32 *own = counts + warp * experts, *all = counts + warps * experts, *earlier = all + experts;
     for (int e = lane; e < experts; e += 32) own[e] = 0;
+    for (int e = threadIdx.x; e < 2 * experts; e += blockDim.x) all[e] = 0;
     // Calls f(pair, expert, the lanes of it) for all lanes that have a pair, then counts them.
     auto each = [&](auto f) {
         __syncwarp();
@@ -94,15 +115,24 @@ KERNEL __launch_bounds__(1024, 1)
     };
     each([](int, u32, u32) {});
     __syncthreads();
+    if (gridDim.x > 1)
+#pragma unroll 4
+        for (int i = threadIdx.x; i < (int) gridDim.x * experts; i += blockDim.x) {
+            const u32 block = (u32) i / experts, e = i - block * experts, count = shares[i];
+            if (count == 0) continue;
+            atomicAdd(all + e, count);
+            if (block < blockIdx.x) atomicAdd(earlier + e, count);
+        }
+    __syncthreads();
     for (int e = threadIdx.x; e < experts; e += blockDim.x) {
-        u32 sum = 0;
+        u32 sum = earlier[e];
 #pragma unroll 8
         for (int w = 0; w < warps; w++) {
             const u32 count = counts[w * experts + e];
             counts[w * experts + e] = sum;
             sum += count;
         }
-        all[e] = sum;
+        if (gridDim.x == 1) all[e] = sum;
     }
     __syncthreads();
     // Prefix sums over experts by one warp, 32 at a time.
@@ -118,13 +148,13 @@ KERNEL __launch_bounds__(1024, 1)
                 if (lane >= o) sum += below;
             }
             const u32 start = at + sum - count;
-            if (count > 0) {
+            if (count > 0 && blockIdx.x == 0) {
                 u32 *list = lists + 1 + 3 * (used + __popc(some & ((1u << lane) - 1)));
                 list[0] = e;
                 list[1] = start;
                 list[2] = start + count;
             }
-            if (blocks) {
+            if (blocks && blockIdx.x == 0) {
                 const u32 own = (count + most - 1) / most;
                 u32 upto = own;
 #pragma unroll
@@ -140,8 +170,10 @@ KERNEL __launch_bounds__(1024, 1)
             used += __popc(some);
             at += __shfl_sync(~0u, sum, 31);
         }
-        if (lane == 0) lists[0] = used;
-        if (lane == 0 && blocks) blocks->count = cut;
+        if (lane == 0 && blockIdx.x == 0) {
+            lists[0] = used;
+            if (blocks) blocks->count = cut;
+        }
     }
     __syncthreads();
     each([&](int pair, u32 e, u32 before) { pairs[all[e] + own[e] + __popc(before)] = pair; });

@@ -41,15 +41,25 @@ DEVICE void expect_partials(RowPartials<N> &partials) {
     mbarrier_expect_tx(barrier, N * (blockDim.x >> 5) * cluster_blocks() * 4);
 #endif
 }
-template <int N>
-DEVICE void row_sums(float (&v)[N], RowPartials<N> &partials) {
+// What a thread adds to a sum: a float for each of the FOLD threads of a row that it stands for.
+template <int FOLD>
+struct ThreadSum {
+    float v[FOLD];
+};
+template <int N, int FOLD>
+DEVICE void row_sums(const ThreadSum<FOLD> (&own)[N], float (&sums)[N], RowPartials<N> &partials) {
     const u32 lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, blocks = cluster_blocks();
+    float v[N][FOLD];
 #pragma unroll
-    for (int i = 0; i < N; i++) v[i] = warp_sum(v[i]);
-    if (blocks == 1) {
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int j = 0; j < FOLD; j++) v[i][j] = warp_sum(own[i].v[j]);
+    if (FOLD > 1 || blocks == 1) {
         if (lane == 0)
 #pragma unroll
-            for (int i = 0; i < N; i++) partials.v[i][warp] = v[i];
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int j = 0; j < FOLD; j++) partials.v[i][j * warps + warp] = v[i][j];
         __syncthreads();
     } else {
 #if __CUDA_ARCH__ >= 900
@@ -60,23 +70,35 @@ DEVICE void row_sums(float (&v)[N], RowPartials<N> &partials) {
                              "mapa.shared::cluster.u32 barrier, %1, %2; "
                              "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [barrier];}" ::"r"(
                                  smem_address(&partials.v[i][cluster_rank() * warps + warp])),
-                             "r"(smem_address(&partials.received)), "r"(lane), "r"(__float_as_uint(v[i]))
+                             "r"(smem_address(&partials.received)), "r"(lane), "r"(__float_as_uint(v[i][0]))
                              : "memory");
         mbarrier_wait_cluster(smem_address(&partials.received), 0);
 #endif
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) v[i] = warp_sum(lane < warps * blocks ? partials.v[i][lane] : 0.0f);
+    for (int i = 0; i < N; i++) sums[i] = warp_sum(lane < FOLD * warps * blocks ? partials.v[i][lane] : 0.0f);
 }
-DEVICE float row_sum(float v, RowPartials<1> &partials) {
-    float all[1] = {v};
-    row_sums(all, partials);
-    return all[0];
+template <int FOLD>
+DEVICE float row_sum(const ThreadSum<FOLD> &own, RowPartials<1> &partials) {
+    const ThreadSum<FOLD> all[1] = {own};
+    float sums[1];
+    row_sums(all, sums, partials);
+    return sums[0];
 }
+DEVICE float row_sum(float v, RowPartials<1> &partials) { return row_sum(ThreadSum<1>{{v}}, partials); }
 
 // ---- a row in registers: of the `n` threads that share it, thread t has the pairs of columns t + i * n. Columns
 // after the last are 0. Blocks are whole warps, so that a warp has whole tiles of `Activations`.
-#define PAIRS_PER_THREAD 3 // at most
+//
+// How many threads share a row depends on its width alone, and so does the order of sums. Of many rows, a block is
+// smaller, so that several rows are on their way at once, and each of its threads stands for ROW_FOLD of a row: the
+// threads t + j blockDim.x.
+#ifndef PAIRS_PER_THREAD
+#define PAIRS_PER_THREAD 1 // at most, of a thread of a block
+#define ROW_FOLD 1
+#endif
+#define ROW_BOUNDS(BLOCKS) __launch_bounds__(1024 / ROW_FOLD, ROW_FOLD == 1 ? 1 : BLOCKS)
+using RowSum = ThreadSum<ROW_FOLD>;
 struct RowFragment {
     float2 v[PAIRS_PER_THREAD];
 };
@@ -131,12 +153,14 @@ DEVICE void add_and_scale(RowFragment &x, const RowFragment &y, float factor) {
     }
 }
 
-// ---- RMS norm. The sum of squares is one partial sum a thread over its pairs of columns, then trees. How many
-// threads there are depends on the row's width alone, so the order of the sum does too.
-DEVICE float sum_of_squares(const RowFragment &r) {
-    float sum = 0.0f;
+// ---- RMS norm. The sum of squares is one partial sum a thread over its pairs of columns, then trees.
+DEVICE RowSum sum_of_squares(const RowFragment &r) {
+    RowSum sum = {};
 #pragma unroll
-    for (int i = 0; i < PAIRS_PER_THREAD; i++) sum = fmaf(r.v[i].y, r.v[i].y, fmaf(r.v[i].x, r.v[i].x, sum));
+    for (int i = 0; i < PAIRS_PER_THREAD; i++) {
+        float &own = sum.v[i % ROW_FOLD];
+        own = fmaf(r.v[i].y, r.v[i].y, fmaf(r.v[i].x, r.v[i].x, own));
+    }
     return sum;
 }
 DEVICE float inverse_rms(float sum_of_squares, int width, float eps) {
@@ -157,6 +181,18 @@ DEVICE void apply_norm(RowFragment &r, float inverse_rms, const RowFragment &wei
 DEVICE void rms_norm_row(RowFragment &r, int width, float eps, const RowFragment &weight, bool has_weight,
                          RowPartials<1> &partials) {
     apply_norm(r, inverse_rms(row_sum(sum_of_squares(r), partials), width, eps), weight, has_weight);
+}
+
+// The same of a run of 64 TILES columns in a warp, of which a lane has two neighboring columns of each 64.
+template <int TILES>
+DEVICE float inverse_rms_of_run(const float2 (&v)[TILES], float eps) {
+    float sums = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        const float sum = warp_sum(fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, 0.0f)));
+        if ((threadIdx.x & 31) == i) sums = sum;
+    }
+    return inverse_rms(warp_sum(sums), 64 * TILES, eps);
 }
 
 // Epilogue of kernels that make a row: norms of it, each with a weight, in f32 (unless that is null) and as

@@ -48,7 +48,9 @@ const HEADERS: &[(&str, &str)] = &[
 /// The [`HEADERS`] of a file, beside `common.cuh`, which all have.
 fn headers(file: &str) -> &'static [&'static str] {
     match file {
-        "elementwise" | "moe_combine" | "delta" => &["math", "mbarrier", "rows"],
+        "elementwise" | "row_norm" | "run_norm" | "moe_combine" | "delta" => {
+            &["math", "mbarrier", "rows"]
+        }
         "moe_route" => &["math", "mbarrier", "rows", "moe", "moe_choose"],
         "choose" => &["math"],
         "embed" => &["mbarrier", "weight_tile"],
@@ -92,6 +94,8 @@ fn headers(file: &str) -> &'static [&'static str] {
 /// Every file of kernels.
 const SOURCES: &[(&str, &str)] = &[
     ("elementwise", include_str!("../kernels/elementwise.cu")),
+    ("row_norm", include_str!("../kernels/row_norm.cu")),
+    ("run_norm", include_str!("../kernels/run_norm.cu")),
     ("embed", include_str!("../kernels/embed.cu")),
     ("gemv", include_str!("../kernels/gemv.cu")),
     (

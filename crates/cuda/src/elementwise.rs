@@ -1,4 +1,4 @@
-//! Ops that look at one row at a time (kernels/elementwise.cu, kernels/moe_combine.cu).
+//! Ops that look at one row at a time (kernels/elementwise.cu, kernels/row_norm.cu, kernels/moe_combine.cu).
 
 use crate::Kernel;
 use crate::args::{
@@ -7,6 +7,7 @@ use crate::args::{
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::memory::Cell;
+use crate::pack::TILE;
 use crate::record::Bound;
 use backend::{Activation, NearAttention};
 use fusion::{Kind, Op, SumTerm, Value};
@@ -21,6 +22,59 @@ pub(crate) fn threads(width: usize) -> usize {
 
 fn kernel(name: &'static str) -> Kernel {
     Kernel::new("elementwise", name)
+}
+
+/// Rows from which on a thread stands for [`ROW_FOLD`] of a row's threads, so that several rows are on
+/// their way at once in a multiprocessor.
+pub(crate) const MANY_ROWS: usize = 512;
+
+/// See [`MANY_ROWS`]; a power of two.
+pub(crate) const ROW_FOLD: usize = 4;
+
+/// Kernel `name` of `file`, which keeps rows of `width` columns in registers, a thread for `fold` of a row's.
+pub(crate) fn row_kernel(
+    file: &'static str,
+    name: &'static str,
+    width: usize,
+    fold: usize,
+) -> Kernel {
+    let pairs = width.div_ceil(2 * threads(width) / fold);
+    let mut kernel = Kernel::new(file, name);
+    kernel.defines = vec![("PAIRS_PER_THREAD", pairs), ("ROW_FOLD", fold)];
+    kernel
+}
+
+/// Widest run of columns, of which there are many, that a warp normalizes.
+const WIDEST_RUN: usize = 4 * TILE;
+
+/// Kernel `name` of kernels/run_norm.cu, whose warps take runs of `width` columns.
+pub(crate) fn run_kernel(name: &'static str, width: usize) -> Kernel {
+    let mut kernel = Kernel::new("run_norm", name);
+    kernel.defines = vec![("RUN_TILES", width / TILE)];
+    kernel
+}
+
+/// Launches kernel `name` of `file`, which keeps rows of `width` columns in registers. Few rows may have a `cluster`
+/// of blocks each.
+fn launch_rows(
+    device: &Device,
+    (file, name): (&'static str, &'static str),
+    [rows, width]: [usize; 2],
+    cluster: bool,
+    args: Args,
+) {
+    let threads = threads(width);
+    let fold = if rows >= MANY_ROWS && threads >= 512 && threads.is_multiple_of(32 * ROW_FOLD) {
+        ROW_FOLD
+    } else {
+        1
+    };
+    let grid = if cluster && fold == 1 {
+        Grid::rows(rows, threads)
+    } else {
+        Grid::new(rows, threads / fold)
+    };
+    device.launch(&row_kernel(file, name, width, fold), grid, args);
 }
 
 /// The kernels' number of an activation.
@@ -83,7 +137,7 @@ pub(crate) fn launch(l: &Launch<'_>, op: &Op) {
         Kind::Concat => concat(l, op),
         Kind::Rope(rope) => rotation(l, op, rope),
         Kind::NormRope { rope, eps } => norm_rope(l, op, rope, *eps),
-        Kind::NormGlu { .. } => norm_glu(l, op),
+        Kind::NormGlu { .. } => return norm_glu(l, op),
         Kind::ToF16 => to_f16(l, op),
         other => unreachable!("{} is launched elsewhere", other.name()),
     };
@@ -196,7 +250,7 @@ fn norm_rope(l: &Launch<'_>, op: &Op, rope: &fusion::Rope, eps: f32) -> Call {
     ("norm_rope", grid, args)
 }
 
-fn norm_glu(l: &Launch<'_>, op: &Op) -> Call {
+fn norm_glu(l: &Launch<'_>, op: &Op) {
     let Kind::NormGlu {
         width,
         eps,
@@ -217,13 +271,21 @@ fn norm_glu(l: &Launch<'_>, op: &Op) -> Call {
         })
         .ptr(l.address_if_read(n))
         .ptr(l.address(gate))
-        .ptr(l.reuse_if_read(gate, y))
-        .int(width)
-        .float(eps)
-        .int(number(activation))
-        .of(&l.f16_written(op, y));
-    let grid = Grid::new(l.len(n) / width, threads(width));
-    ("rms_norm_glu", grid, args)
+        .ptr(l.reuse_if_read(gate, y));
+    let end = |args: Args| {
+        args.float(eps)
+            .int(number(activation))
+            .of(&l.f16_written(op, y))
+    };
+    let runs = l.len(n) / width;
+    if runs >= MANY_ROWS && width.is_multiple_of(TILE) && width <= WIDEST_RUN {
+        let kernel = run_kernel("rms_norm_glu_runs", width);
+        let grid = Grid::new(runs.div_ceil(8), 256);
+        return l.device.launch(&kernel, grid, end(args).long(runs));
+    }
+    let kernel = ("row_norm", "rms_norm_glu");
+    let args = end(args.int(width));
+    launch_rows(l.device, kernel, [runs, width], false, args);
 }
 
 fn to_f16(l: &Launch<'_>, op: &Op) -> Call {
@@ -265,9 +327,14 @@ fn rms_norm(l: &Launch<'_>, op: &Op, width: usize, eps: f32, is_weighted: bool) 
             .device
             .launch(&kernel("rms_norm_wide"), Grid::new(runs, 512), args);
     }
-    let grid = Grid::new(runs, threads(width));
-    l.device
-        .launch(&kernel("rms_norm"), grid, args.of(&l.f16_output(op, y)));
+    let args = args.of(&l.f16_output(op, y));
+    launch_rows(
+        l.device,
+        ("row_norm", "rms_norm"),
+        [runs, width],
+        false,
+        args,
+    );
 }
 
 /// The kernels' struct of a gate: `activation(gate) x`, of columns of `x` from number `first` on,
@@ -399,7 +466,7 @@ pub(crate) fn residual_norm(l: &Launch<'_>, op: &Op) {
         SumTerm::Plain => {
             let (y, from) = (at(1), at(0));
             let args = Args::default().ptr(from).ptr(l.reuse(x, sum)).ptr(y);
-            (kernel("add_norm"), args.ptr(post))
+            (("row_norm", "add_norm"), args.ptr(post))
         }
         SumTerm::SharedExpert { top_k, activation } => {
             let shared = GatedSharedExpert {
@@ -409,7 +476,7 @@ pub(crate) fn residual_norm(l: &Launch<'_>, op: &Op) {
             };
             let args = Args::default().of(&experts(top_k)).of(&shared);
             let args = args.ptr(at(0)).ptr(l.reuse(x, sum));
-            (Kernel::new("moe_combine", "moe_shared_norm"), args)
+            (("moe_combine", "moe_shared_norm"), args)
         }
         SumTerm::DenseBranch { top_k } => {
             let branch = DenseBranch {
@@ -419,12 +486,11 @@ pub(crate) fn residual_norm(l: &Launch<'_>, op: &Op) {
             };
             let args = Args::default().of(&experts(top_k)).of(&branch);
             let args = args.ptr(at(0)).ptr(l.reuse(x, sum)).ptr(post);
-            (Kernel::new("moe_combine", "moe_dense_norm"), args)
+            (("moe_combine", "moe_dense_norm"), args)
         }
     };
     let args = args.int(cols).float(factor).float(eps).of(&epilogue);
-    l.device
-        .launch(&kernel, Grid::rows(rows, threads(cols)), args);
+    launch_rows(l.device, kernel, [rows, cols], true, args);
 }
 
 /// Has the column of each row's largest value written to `best`, or what `names` has

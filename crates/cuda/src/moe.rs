@@ -28,8 +28,14 @@ pub(crate) const ROUTE_ROWS: usize = 16;
 /// Threads of a block of `route_and_group`.
 const ROUTE_THREADS: usize = 32 * ROUTE_ROWS;
 
-/// Warps of the block of `group_pairs`.
+/// Warps of a block of `group_pairs`.
 const GROUP_WARPS: usize = 32;
+
+/// Pairs that a block of `group_pairs` takes, unless there are more than that for [`MAX_GROUP_BLOCKS`].
+const GROUPED_PAIRS: usize = 1024;
+
+/// Blocks of `group_pairs`, at most: each reads what all others have counted.
+const MAX_GROUP_BLOCKS: usize = 64;
 
 /// Bytes of a gated tile of 8 rows, which a block of `moe_gemv_glu` computes for itself.
 const GLU_TILE_BYTES: usize = 8 * (64 * 2 + 2 * 4);
@@ -470,8 +476,19 @@ fn route(
         ..Grid::new(n.div_ceil(4), 128)
     };
     device.launch(&kernel("route"), grid, args);
+    let shares = pairs.div_ceil(GROUPED_PAIRS).min(MAX_GROUP_BLOCKS);
+    let counts = buffer(4 * shares * count);
+    if shares > 1 {
+        let args = Args::default().ptr(chosen.address).ptr(counts.address);
+        let grid = Grid {
+            shared: 4 * count,
+            ..Grid::new(shares, 32 * GROUP_WARPS)
+        };
+        device.launch(&kernel("count_pairs"), grid, args.int(count).int(pairs));
+    }
     let args = Args::default()
         .ptr(chosen.address)
+        .ptr(counts.address)
         .ptr(lists.lists.address)
         .ptr(lists.pairs.address)
         .ptr(lists.blocks.as_ref().map_or(0, |b| b.list.address))
@@ -479,8 +496,8 @@ fn route(
         .int(pairs)
         .int(of_block);
     let grid = Grid {
-        shared: 4 * count * (1 + GROUP_WARPS),
-        ..Grid::new(1, 32 * GROUP_WARPS)
+        shared: 4 * count * (2 + GROUP_WARPS),
+        ..Grid::new(shares, 32 * GROUP_WARPS)
     };
     device.launch(&kernel("group_pairs"), grid, args);
     lists

@@ -4,6 +4,7 @@ use super::attention::{AttentionCase, format_of};
 use super::experts::{experts, matrix, mixture};
 use super::{gpu, noise};
 use crate::Cuda;
+use crate::elementwise::MANY_ROWS;
 use backend::{
     Activation, Backend, Batch, BatchSeq, Experts, KvSpec, Matrix, Ops, Position, Record, Rope,
     Row, Store, Tensor,
@@ -432,8 +433,8 @@ impl Run<'_> {
     }
 }
 
-/// A layer's ends and gates as the families ask for them, op by op or together, by few rows or
-/// more than one block chooses experts for.
+/// A layer's ends and gates as the families ask for them, op by op or together, by few rows, more than one block
+/// chooses experts for, or as many as are normed by smaller blocks.
 #[test]
 fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
     let Some(cuda) = gpu() else { return };
@@ -441,18 +442,23 @@ fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
         ("bf16", 128, 320),
         ("affine4-g64", 128, 320),
         ("affine4-g64", 640, 576),
+        // One, two and three pairs of columns for each thread of a row.
         ("affine4-g64", 1024, 64),
+        ("affine4-g64", 2112, 64),
+        ("affine4-g64", 5376, 64),
         ("q8_0", 640, 576),
         ("f32", 128, 320),
     ] {
         let layer = Layer::new(&cuda, quant::format(name).unwrap(), hidden, inner);
         let all = layer.run(&cuda, 20, true);
-        for n in [1, 3, 8, 12, 20] {
+        for n in [1, 3, 8, 12, 20, MANY_ROWS] {
             for alone in [false, true] {
                 let made = layer.run(&cuda, n, alone);
                 for (i, (got, want)) in made.iter().zip(&all).enumerate() {
-                    let same = got[..] == want[..got.len()];
-                    assert!(same, "tensor {i} of {n} rows in {name}, alone: {alone}");
+                    let shared = got.len().min(want.len());
+                    let same = got[..shared] == want[..shared];
+                    let what = format!("{hidden} by {inner} in {name}, alone: {alone}");
+                    assert!(same, "tensor {i} of {n} rows, {what}");
                 }
             }
         }
