@@ -132,9 +132,14 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 
 // The recurrence: block (value head and its columns' split, sequence), PARTS (4 or 8) threads a column, each with
 // DK / PARTS of its rows in registers. Columns do not depend on each other; a split has updates of its own, or another
-// block could write them before this one has read them. Sums over dk: a chain a thread, then a tree over neighbors.
+// block could write them before this one has read them. Sums over dk: a chain a thread, then a tree over the parts.
 // PARTS depends on the head's size alone.
+//
+// Lanes have neighboring columns of one part, if there are so many, so they read the same numbers of a key or query
+// from shared memory, which a warp gets at once; sums go from part to part through shared memory. With a column's parts
+// in neighboring lanes, which shuffle sums, reading keys and queries would take most of a row's time.
 #define COLUMNS (DV / COLUMN_SPLITS)
+#define WIDTH (THREADS / PARTS) // columns, and threads without one
 #define KEY_ROWS ((DK + PARTS - 1) / PARTS)
 // Whether a thread's row `i` exists: all do where DK is a multiple of PARTS.
 #define KEY_ROW_EXISTS(i) (KEY_ROWS * PARTS == DK || first + (i) < DK)
@@ -146,12 +151,16 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 #define ROW_FLOATS (2 * KEY_FLOATS + (COLUMNS + 5) / 4 * 4)
 #define UPDATE_FLOATS (KEY_FLOATS + (COLUMNS + 4) / 4 * 4)
 #define ROW_CHANNELS (2 * DK + COLUMNS) // of a row that the block reads: query, key, its values
-DEVICE void sum_over_parts(float &a, float &b) {
+// Adds what the parts of a column have, WIDTH numbers apart.
+DEVICE float sum_over_parts(const float *parts) {
+    float v[PARTS];
 #pragma unroll
-    for (int o = 1; o < PARTS; o *= 2) {
-        const float other_a = __shfl_xor_sync(~0u, a, o), other_b = __shfl_xor_sync(~0u, b, o);
-        a += other_a, b += other_b;
-    }
+    for (int i = 0; i < PARTS; i++) v[i] = parts[i * WIDTH];
+#pragma unroll
+    for (int o = 1; o < PARTS; o *= 2)
+#pragma unroll
+        for (int i = 0; i < PARTS; i += 2 * o) v[i] += v[i + o];
+    return v[0];
 }
 // Loads a thread's part of a key or query, which starts at `x`.
 DEVICE void load_part(const float *x, float (&v)[KEY_ROWS]) {
@@ -201,7 +210,7 @@ DEVICE void load_kept_updates(const Delta &d, const u32 *seq, float *kept) {
 }
 // Loads the thread's part of the block's state.
 DEVICE void load_state(const Delta &d, const u32 *seq, float (&s)[KEY_ROWS]) {
-    const int first = threadIdx.x % PARTS * KEY_ROWS, own = threadIdx.x / PARTS,
+    const int first = threadIdx.x / WIDTH * KEY_ROWS, own = threadIdx.x % WIDTH,
               column = blockIdx.x % COLUMN_SPLITS * COLUMNS + own;
     const float *state = d.state + ((u64) seq[SEQ_SLOT] * d.nv + blockIdx.x / COLUMN_SPLITS) * DK * DV;
 #pragma unroll
@@ -213,12 +222,23 @@ struct RowGroup {
     const float *rows;
     u32 count;
 };
+// Shared memory of `recurrence`.
+union RecurrenceMemory {
+    float kept[TENTATIVE * UPDATE_FLOATS];
+    struct {
+        // Of each thread: what its part of the state gives for the key, of this row or the one before; and for the
+        // query, of rows that are added up and stored together and as many others.
+        float sums[2][THREADS], answers[2][ANSWER_ROWS][THREADS];
+    };
+};
 // The block's part of all rows; `group(r)` brings row `r` and some that follow it to shared memory. `kept` has been
 // loaded. Nearly all of a row's time are two sums over dk that wait for one another: what the state gives for the key,
-// and, once it has changed, for the query. So the query of a row is summed beside the key of the next one.
-template <class F>
-DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_ROWS], const float *kept, F group) {
-    const int part = threadIdx.x % PARTS, own = threadIdx.x / PARTS, head = blockIdx.x / COLUMN_SPLITS,
+// and, once it has changed, for the query. So the query of a row is multiplied beside the key of the next one, and its
+// parts are added up with those of other rows. MANY: there are mostly groups of ANSWER_ROWS rows.
+template <bool MANY, class F>
+DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_ROWS], RecurrenceMemory &memory,
+                       F group) {
+    const int part = threadIdx.x / WIDTH, own = threadIdx.x % WIDTH, head = blockIdx.x / COLUMN_SPLITS,
               column = blockIdx.x % COLUMN_SPLITS * COLUMNS + own;
     const bool mine = own < COLUMNS;
     // Where the thread's parts of keys and queries start in a row, and its column's value.
@@ -228,12 +248,13 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
     float k[KEY_ROWS], q[KEY_ROWS];
 #pragma unroll 1
     for (u32 r = 0; r < seq[SEQ_KEPT]; r++) {
-        const float *u = kept + r * UPDATE_FLOATS;
+        const float *u = memory.kept + r * UPDATE_FLOATS;
         const float decay = u[KEY_FLOATS + COLUMNS], dj = mine ? u[KEY_FLOATS + own] : 0.0f;
         load_part(u + part_at, k);
 #pragma unroll
         for (int i = 0; i < KEY_ROWS; i++) s[i] = fmaf(KEY_ROW_EXISTS(i) ? k[i] : 0.0f, dj, s[i] * decay);
     }
+    __syncthreads(); // nobody reads the kept updates any more
     auto save = [&]() {
 #pragma unroll
         for (int i = 0; i < KEY_ROWS; i++)
@@ -241,8 +262,41 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
     };
     const u32 rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
     if (certain == 0) save();
-    const int stride = opaque(d.nv * DV), stores = opaque(mine && part == 0);
+    const int stride = opaque(d.nv * DV);
     float *out = y + ((u64) seq[SEQ_START] * d.nv + head) * DV + column;
+    // Stores the results of at most ANSWER_ROWS rows, all parts of which are in `from`.
+    auto store_answers = [&](const float *from, u32 first, u32 count) {
+#pragma unroll
+        for (int i = 0; i < ANSWER_ROWS; i += PARTS)
+            if (i + part < count) {
+                const float v = sum_over_parts(from + (i + part) * THREADS + own);
+                if (mine) out[(u64) (first + i + part) * stride] = v;
+            }
+    };
+    // A row, which lies at `x` from the thread's part on: `sums` and `answers` are for this row's key and the query of
+    // the row before. Returns what is added to the state, times the key.
+    auto advance = [&](const float *x, float *sums, float *answers) {
+        load_part(x + KEY_FLOATS, k);
+        const float *all = x - part_at;
+        const float decay = all[ROW_FLOATS - 2], beta = all[ROW_FLOATS - 1], v = all[value_at];
+        float decayed[KEY_ROWS], sum = 0.0f, before = 0.0f;
+#pragma unroll
+        for (int i = 0; i < KEY_ROWS; i++) {
+            decayed[i] = s[i] * decay;
+            sum = fmaf(decayed[i], k[i], sum);
+        }
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        const float known = sum_over_parts(sums + own);
+#pragma unroll
+        for (int i = 0; i < KEY_ROWS; i++) before = fmaf(s[i], q[i], before);
+        answers[threadIdx.x] = before;
+        load_part(x, q);
+        const float dj = (v - known) * beta;
+#pragma unroll
+        for (int i = 0; i < KEY_ROWS; i++) s[i] = fmaf(k[i], dj, decayed[i]);
+        return dj;
+    };
 #pragma unroll
     for (int i = 0; i < KEY_ROWS; i++) q[i] = 0.0f;
     u32 r = 0;
@@ -251,38 +305,48 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
         const RowGroup of = group(r);
         const float *x = of.rows + part_at;
         const u32 end = r + of.count;
-#pragma unroll 1
-        for (; r < end; r++, x += ROW_FLOATS, out += stride) {
-            load_part(x + KEY_FLOATS, k);
-            const float *all = x - part_at;
-            const float decay = all[ROW_FLOATS - 2], beta = all[ROW_FLOATS - 1], v = all[value_at];
-            float sum = 0.0f, before = 0.0f;
+        if (MANY && of.count == ANSWER_ROWS && end <= certain) {
+            // Addresses are known but for which half of the answers is whose.
+            float *half = memory.answers[r / ANSWER_ROWS & 1][0], *other = memory.answers[~(r / ANSWER_ROWS) & 1][0];
 #pragma unroll
-            for (int i = 0; i < KEY_ROWS; i++) {
-                before = fmaf(s[i], q[i], before);
-                s[i] *= decay;
-                sum = fmaf(s[i], k[i], sum);
+            for (int i = 0; i < ANSWER_ROWS; i++) {
+                advance(x + i * ROW_FLOATS, memory.sums[i & 1],
+                        i == 0 ? other + (ANSWER_ROWS - 1) * THREADS : half + (i - 1) * THREADS);
+                if (i == 1 && r > 0) store_answers(other, r - ANSWER_ROWS, ANSWER_ROWS);
             }
-            load_part(x, q);
-            sum_over_parts(sum, before);
-            if (stores && r > 0) out[-stride] = before;
-            const float dj = (v - sum) * beta;
-#pragma unroll
-            for (int i = 0; i < KEY_ROWS; i++) s[i] = fmaf(k[i], dj, s[i]);
+            r = end;
+            if (r == certain) save();
+            continue;
+        }
+#pragma unroll 1
+        for (; r < end; r++, x += ROW_FLOATS) {
+            const u32 before = r - 1;
+            const float dj =
+                advance(x, memory.sums[r & 1], memory.answers[before / ANSWER_ROWS & 1][before % ANSWER_ROWS]);
+            // All parts are there of rows before the last one.
+            if (r % ANSWER_ROWS == 1 && r > 1)
+                store_answers(memory.answers[before / ANSWER_ROWS + 1 & 1][0], before - ANSWER_ROWS, ANSWER_ROWS);
             if (r + 1 == certain) save();
             if (r >= certain) {
+                const float *all = x - part_at;
                 float *u = updates + (u64) (r - certain) * update_stride(d);
-                if (threadIdx.x == 0) u[0] = decay;
+                if (threadIdx.x == 0) u[0] = all[ROW_FLOATS - 2];
                 for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = all[KEY_FLOATS + KEY_OFFSET(i)];
-                if (stores) u[1 + DK + own] = dj;
+                if (mine && part == 0) u[1 + DK + own] = dj;
             }
         }
     }
-    float last = 0.0f, none = 0.0f;
+    if (rows == 0) return;
+    float last = 0.0f;
 #pragma unroll
     for (int i = 0; i < KEY_ROWS; i++) last = fmaf(s[i], q[i], last);
-    sum_over_parts(last, none);
-    if (stores && rows > 0) out[-stride] = last;
+    memory.answers[(rows - 1) / ANSWER_ROWS & 1][(rows - 1) % ANSWER_ROWS][threadIdx.x] = last;
+    __syncthreads();
+    // Of the last ANSWER_ROWS + 1 rows at most.
+    u32 from = rows > 1 ? (rows - 2) / ANSWER_ROWS * ANSWER_ROWS : 0;
+#pragma unroll 1
+    for (; from < rows; from += ANSWER_ROWS)
+        store_answers(memory.answers[from / ANSWER_ROWS & 1][0], from, min(rows - from, (u32) ANSWER_ROWS));
 }
 DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
 #if __CUDA_ARCH__ >= 900
@@ -304,14 +368,15 @@ DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
 // `qkv`: the input of the convolution, whose history is shifted at the end.
 KERNEL __launch_bounds__(THREADS, RULE_BLOCKS)
     delta_rule(Delta d, const float *mixed, const float *gates, float *y, const float *qkv) {
-    __shared__ __align__(16) float rows_smem[ROWS_AHEAD * ROW_FLOATS], kept[TENTATIVE * UPDATE_FLOATS];
+    __shared__ __align__(16) float rows_smem[ROWS_AHEAD * ROW_FLOATS];
+    __shared__ __align__(16) RecurrenceMemory memory;
     pdl_launch();
     const u32 *seq = d.batch.seq(blockIdx.y);
     prefetch_state(d, seq);
     pdl_wait();
     float s[KEY_ROWS];
     load_state(d, seq, s);
-    load_kept_updates(d, seq, kept);
+    load_kept_updates(d, seq, memory.kept);
     const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
     // The next rows, a warp's each, are loaded while the block works on ROWS_AHEAD of them.
     constexpr int warps = THREADS / 32, turns = (ROWS_AHEAD + warps - 1) / warps, each = (ROW_CHANNELS + 31) / 32;
@@ -335,7 +400,7 @@ KERNEL __launch_bounds__(THREADS, RULE_BLOCKS)
     };
     prefetch(0);
     __syncthreads(); // the kept updates are there
-    recurrence(d, seq, y, s, kept, [&](u32 r) {
+    recurrence<ANSWER_ROWS == ROWS_AHEAD>(d, seq, y, s, memory, [&](u32 r) {
         __syncthreads(); // nobody reads the rows before
         for_each_ahead(r, [&](int t, int i) {
             float *row = rows_smem + i * ROW_FLOATS;
@@ -371,7 +436,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     delta_fused(Delta d, const float *qkv, const float *conv, const float *b, const float *a, const float *decay,
                 const float *bias, float *y, u32 *counters, GatedNormEpilogue end) {
     extern __shared__ __align__(16) float rows_smem[]; // [rows, ROW_FLOATS]
-    __shared__ __align__(16) float kept[TENTATIVE * UPDATE_FLOATS];
+    __shared__ __align__(16) RecurrenceMemory memory;
     __shared__ bool shifts_history;
     pdl_launch();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x / COLUMN_SPLITS, heads = d.nv / d.nk,
@@ -413,7 +478,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     }
     float s[KEY_ROWS];
     load_state(d, seq, s);
-    load_kept_updates(d, seq, kept);
+    load_kept_updates(d, seq, memory.kept);
     for (u32 r = threadIdx.x; r < rows; r += THREADS) {
         float *row = rows_smem + r * ROW_FLOATS;
         const u64 at = (u64) (start + r) * d.nv + head;
@@ -442,7 +507,7 @@ KERNEL __launch_bounds__(THREADS, 1)
         if (i >= 2 * DK) shift(j, i);
     });
     __syncthreads();
-    recurrence(d, seq, y, s, kept, [&](u32) { return RowGroup{rows_smem, rows}; });
+    recurrence<false>(d, seq, y, s, memory, [&](u32) { return RowGroup{rows_smem, rows}; });
     if (threadIdx.x == 0) {
         shifts_history = before + 1 == heads * COLUMN_SPLITS;
         if (shifts_history) *count = 0;

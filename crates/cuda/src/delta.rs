@@ -22,9 +22,12 @@ fn shared_of_few(spec: &DeltaSpec, parts: usize, width: usize, rows: usize) -> (
     let row = 2 * side * parts + (width + 2).next_multiple_of(4);
     let raw = 2 * spec.key_dim + width;
     let update = side * parts + (width + 1).next_multiple_of(4);
+    // The kernels' RecurrenceMemory.
+    let threads = parts * width.next_multiple_of(8);
+    let sums = 2 * threads * (1 + answer_rows(threads));
     (
         4 * (rows * row + (spec.conv_taps - 1 + rows) * raw),
-        4 * MAX_TENTATIVE * update,
+        4 * sums.max(MAX_TENTATIVE * update),
     )
 }
 
@@ -130,6 +133,12 @@ fn parts(value_dim: usize) -> usize {
     if value_dim <= 128 { 8 } else { 4 }
 }
 
+/// Rows whose results a block of so many threads adds up and stores together: 2, 4 or 8, as its shared memory has room
+/// for.
+pub(crate) fn answer_rows(threads: usize) -> usize {
+    1 << (2048 / threads).clamp(2, 8).ilog2()
+}
+
 /// Bytes of shared memory that `delta_fused` asks for, for the rows of a step, if they are few
 /// enough for it.
 fn fused(device: &Device, spec: &DeltaSpec, rows: &Rows) -> Option<usize> {
@@ -224,6 +233,7 @@ impl Step<'_> {
             ("COLUMN_SPLITS", shares(spec.value_dim)),
             ("TAPS", spec.conv_taps),
             ("THREADS", self.threads()),
+            ("ANSWER_ROWS", answer_rows(self.threads())),
         ]);
         kernel
     }

@@ -5,6 +5,7 @@ use crate::args;
 use crate::attention::MOST_RESULTS;
 use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
+use crate::delta::answer_rows;
 use crate::dry::declared_shared;
 use crate::elementwise::{ROW_FOLD, row_kernel, run_kernel};
 use crate::gemm::{Simple, Warpgroups};
@@ -60,13 +61,15 @@ fn prompts(format: &str, head: usize, stages: usize) -> Kernel {
 
 /// The delta rule for heads of `dk` and `dv` columns, a column shared by `parts` threads.
 fn delta(dk: usize, dv: usize, parts: usize) -> Kernel {
+    let threads = parts * dv / 4;
     let defines = [
         ("DK", dk),
         ("DV", dv),
         ("PARTS", parts),
         ("COLUMN_SPLITS", 4),
         ("TAPS", 4),
-        ("THREADS", parts * dv / 4),
+        ("THREADS", threads),
+        ("ANSWER_ROWS", answer_rows(threads)),
     ];
     with("delta", &defines)
 }
