@@ -73,25 +73,30 @@ impl Kernel for Argmax<'_> {
         let row = self.0;
         let mut best = f32::NEG_INFINITY;
         let mut block = 0;
-        let mut any_nan = false;
+        // Without its sign, NaN alone is more than infinity as an integer: the difference is negative.
+        let distance = |x: f32| 0x7f80_0000 - (x.to_bits() & 0x7fff_ffff).cast_signed();
+        let mut distances = [0; 16];
         for (i, values) in row.chunks(BLOCK).enumerate() {
             let mut lanes = L::splat(best);
             let (whole, rest) = values.as_chunks::<16>();
             for x in whole {
                 lanes = L::load(x).maximum(lanes);
+                for (all, &x) in distances.iter_mut().zip(x) {
+                    *all |= distance(x);
+                }
             }
             let mut largest = lanes.max_lane();
             for &x in rest {
                 if x > largest {
                     largest = x;
                 }
+                distances[0] |= distance(x);
             }
-            any_nan |= values.iter().fold(false, |any, x| any | x.is_nan());
             if largest > best {
                 (best, block) = (largest, i);
             }
         }
-        if any_nan || !best.is_finite() {
+        if distances.iter().any(|&d| d < 0) || !best.is_finite() {
             return NO_TOKEN as usize;
         }
         let start = block * BLOCK;

@@ -598,22 +598,21 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
     }
     #[inline(always)]
     fn six(codes: Self::Codes) -> Self::Codes {
-        let (mask, less) = (vdupq_n_u8(63), vdupq_n_u8(32));
-        let mut six = codes;
-        for i in 0..4 {
-            six[i] = vsubq_u8(vandq_u8(codes[i], mask), less);
-        }
-        six
+        codes.map(|codes| vandq_u8(codes, vdupq_n_u8(63)))
+    }
+    #[inline(always)]
+    fn less_32(codes: Self::Codes) -> Self::Codes {
+        codes.map(|codes| vsubq_u8(codes, vdupq_n_u8(32)))
     }
     #[inline(always)]
     fn spare_six(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes {
-        let (second, third, less) = (vdupq_n_u8(0x0c), vdupq_n_u8(0x30), vdupq_n_u8(32));
+        let (second, third) = (vdupq_n_u8(0x0c), vdupq_n_u8(0x30));
         let mut six = a;
         for i in 0..4 {
             let a = vshrq_n_u8::<6>(a[i]);
             let b = vandq_u8(vshrq_n_u8::<4>(b[i]), second);
             let c = vandq_u8(vshrq_n_u8::<2>(c[i]), third);
-            six[i] = vsubq_u8(vorrq_u8(a, vorrq_u8(b, c)), less);
+            six[i] = vorrq_u8(a, vorrq_u8(b, c));
         }
         six
     }

@@ -100,10 +100,11 @@ pub(crate) trait Bytes: 'static {
     /// Bits 3 of the bytes of three vectors as the lower four bits, bits 7 as the upper four: the
     /// first vector's is the lowest.
     fn spare(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes;
-    /// The lower six bits of each byte less 32, plus [`Bytes::OFFSET`]: signed codes.
+    /// The lower six bits of each byte.
     fn six(codes: Self::Codes) -> Self::Codes;
-    /// The upper two bits of the bytes of three vectors as six bits, the first vector's the lowest, less 32, plus
-    /// [`Bytes::OFFSET`]: signed codes.
+    /// Codes of six bits less 32, plus [`Bytes::OFFSET`]: signed codes.
+    fn less_32(codes: Self::Codes) -> Self::Codes;
+    /// The upper two bits of the bytes of three vectors as six bits, the first vector's the lowest.
     fn spare_six(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes;
     /// Sums that all are 0.
     fn zero() -> Self::Sums;

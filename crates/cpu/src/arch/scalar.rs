@@ -184,12 +184,16 @@ impl super::bytes::Bytes for Bytes {
     }
     #[inline(always)]
     fn six(codes: [u8; 64]) -> [u8; 64] {
-        codes.map(|c| (c & 63).wrapping_sub(32))
+        codes.map(|c| c & 63)
+    }
+    #[inline(always)]
+    fn less_32(codes: [u8; 64]) -> [u8; 64] {
+        codes.map(|c| c.wrapping_sub(32))
     }
     #[inline(always)]
     fn spare_six(a: [u8; 64], b: [u8; 64], c: [u8; 64]) -> [u8; 64] {
         let six = |i: usize| a[i] >> 6 | b[i] >> 6 << 2 | c[i] >> 6 << 4;
-        std::array::from_fn(|i| six(i).wrapping_sub(32))
+        std::array::from_fn(six)
     }
     #[inline(always)]
     fn zero() -> [i32; 16] {

@@ -184,8 +184,9 @@ impl ByteKernel for Sums<'_> {
             let codes = B::load(&self.0[i]);
             let [b, c] = [1, 2].map(|by| B::load(&self.0[(i + by) % self.0.len()]));
             spare = B::add(spare, B::spare(codes, b, c), x);
-            six = B::add_signed(six, B::six(codes), x);
-            spare_six = B::add_signed(spare_six, B::spare_six(codes, b, c), x);
+            six = B::add_signed(six, B::less_32(B::six(codes)), x);
+            let of_spare = B::less_32(B::spare_six(codes, b, c));
+            spare_six = B::add_signed(spare_six, of_spare, x);
             signed = B::add_signed(signed, B::signed(codes), x);
             levels = B::add_signed(levels, B::lookup(table, B::low(codes)), x);
             all = B::add(all, codes, x);

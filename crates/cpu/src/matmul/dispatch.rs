@@ -11,7 +11,7 @@ use super::quantized::{QuantizedPanels, QuantizedWork};
 use super::weights::{PackedWeights, Panels};
 use super::{amx, pack, plain};
 use crate::ahead::{self, MAX_MATRICES};
-use crate::arch::Detected;
+use crate::arch::{Detected, Kernel, Lanes};
 use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::DisjointSlice;
@@ -359,11 +359,28 @@ pub(crate) fn embed(device: &Device, table: &Matrix, tokens: &[u32], scale: f32)
             let y = unsafe { out.part(i * cols..(i + 1) * cols) };
             match &weights.panels {
                 Panels::Plain(w) => w.row(token, scale, y),
-                Panels::Quantized(w) => w.row(token, scale, y),
+                Panels::Quantized(w) => device.isa.run(Dequantize { w, token, scale, y }),
             }
         }
     });
     y
+}
+
+/// Dequantizes row `token` of `w`, times `scale`, to `y`: with a fused multiply-add of the processor, if it has one.
+struct Dequantize<'a> {
+    w: &'a QuantizedPanels,
+    token: usize,
+    scale: f32,
+    y: &'a mut [f32],
+}
+
+impl Kernel for Dequantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        self.w.row(self.token, self.scale, self.y);
+    }
 }
 
 /// Multiplies panels `range` of `w` with rows `run` of `x`. `buffer` is where a worker packs

@@ -7,8 +7,8 @@
 use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
 use super::pack_buffer::{PackBuffer, UnpackedRow};
 use super::quantized::{
-    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL6, LEVEL8, QuantizedPanels, ScaleLayout, TABLE3,
-    TABLE4, biased, pairs,
+    AFFINE4, AFFINE6, AFFINE8, CodeKind, LEVEL4, LEVEL6, LEVEL8, QuantizedPanels, ScaleLayout,
+    TABLE3, TABLE4, biased, pairs, sixes,
 };
 use crate::device::Device;
 use quant::{Codes, Rotated, Row, Scalar, Stored, WeightLayout, Zero};
@@ -112,7 +112,7 @@ impl QuantizedPanels {
         if !alike || first.cols == 0 || ![16, 32, 64, 128].contains(&view.group) {
             return None;
         }
-        let (kind, levels) = kind_of(&view);
+        let (kind, levels) = kind_of(&view, device.isa.has_tiles());
         let (scales, span) = scales_of(&view, kind, parts);
         let map = panel_codes(&view, kind);
         let mut known = (0u8..).zip(&map[..1 << view.bits]);
@@ -302,7 +302,7 @@ impl QuantizedPanels {
         let stream = (1, self.span * self.group, 0);
         match (pairs(self.kind), self.code_bytes / 64 % 4) {
             _ if self.kind == TABLE3 => self.put_codes(&codes, stream, panel, of_threes),
-            _ if self.kind == LEVEL6 => self.put_codes(&codes, stream, panel, of_sixes),
+            _ if sixes(self.kind) => self.put_codes(&codes, stream, panel, of_sixes),
             (true, 0) => self.put_codes(&codes, stream, panel, of_pairs::<32, 4>),
             (true, _) => self.put_codes(&codes, stream, panel, of_pairs::<8, 1>),
             (false, 0) => self.put_codes(&codes, stream, panel, of_bytes::<16, 4>),
@@ -403,14 +403,15 @@ impl PanelLayout for QuantizedPanels {
 }
 
 /// How codes of a format lie in panels, and the levels that they stand for.
-fn kind_of(view: &Codes) -> (CodeKind, [i8; 16]) {
+fn kind_of(view: &Codes, has_tiles: bool) -> (CodeKind, [i8; 16]) {
+    // Tiles are for bytes, and for groups of 32 columns or more.
+    let in_sixes = view.bits <= 6 && !(has_tiles && view.group > 16);
     match view.zero {
         Zero::Bias if view.bits <= 4 => (AFFINE4, [0; 16]),
+        Zero::Bias if in_sixes => (AFFINE6, [0; 16]),
         Zero::Bias => (AFFINE8, [0; 16]),
         Zero::Levels(levels)
-            if view.bits > 4
-                && view.group == 16
-                && levels.iter().all(|l| (-32..32).contains(l)) =>
+            if view.bits > 4 && in_sixes && levels.iter().all(|l| (-32..32).contains(l)) =>
         {
             (LEVEL6, [0; 16])
         }
@@ -502,9 +503,10 @@ mod tests {
                     }
                     continue;
                 }
-                if w.kind == LEVEL6 {
-                    let at = u * w.superblock_bytes + 3 * 64 * j + 4 * lane + c % 4;
-                    match c / 4 {
+                if sixes(w.kind) {
+                    let sixteen = (j * w.group + c) / 16;
+                    let at = u * w.superblock_bytes + 3 * 64 * sixteen + 4 * lane + c % 4;
+                    match c % 16 / 4 {
                         3 => (0..3).for_each(|v| panel[at + 64 * v] |= (code >> (2 * v) & 3) << 6),
                         v => panel[at + 64 * v] |= code,
                     }

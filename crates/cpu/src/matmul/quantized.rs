@@ -17,8 +17,7 @@
 //!
 //! Codes of up to 4 bits come in pairs, so that a vector holds eight columns: the lower halves
 //! of its bytes are columns 0 to 3, the upper halves 4 to 7. Codes of 2 and 3 bits take as much
-//! memory as those of 4, codes of 5 and most of 6 bits as much as those of 8. Super-blocks are padded to
-//! whole cache lines.
+//! memory as those of 4, codes of 5 bits as much as those of 6. Super-blocks are padded to whole cache lines.
 //!
 //! Codes of 3 bits for levels of a table take what they are ([`TABLE3`]). A super-block is two
 //! groups of 16 columns. Columns 0 to 23 lie in three vectors as pairs do, and the spare upper bit
@@ -32,8 +31,9 @@
 //!   bit 7            column 28 + c, bits 0, 1 and 2
 //! ```
 //!
-//! Codes of 6 bits for levels from -32 on, in groups of 16 columns, take what they are, too ([`LEVEL6`]): three vectors have
-//! columns 0 to 11 in the lower six bits of their bytes, and each the upper two bits of those of columns 12 to 15.
+//! Codes of 6 bits take what they are, too ([`LEVEL6`], [`AFFINE6`]): of 16 columns, three vectors have columns 0 to 11 in
+//! the lower six bits of their bytes, and in the upper two bits of each two bits of columns 12 to 15. Where there are
+//! tiles, which take no such codes, those of groups that tiles multiply have a byte each.
 
 use super::activations::ActivationView;
 use super::pack::{self, PanelSource};
@@ -60,17 +60,24 @@ pub(crate) const LEVEL8: CodeKind = 4;
 /// [`QuantizedPanels::levels`], so that the bit above a code does not matter.
 pub(crate) const TABLE3: CodeKind = 5;
 
-/// Four codes in three bytes; a code is its level plus 32. Groups have 16 columns.
+/// Four codes in three bytes; a code is its level plus 32.
 pub(crate) const LEVEL6: CodeKind = 6;
+/// Four codes in three bytes, with biases.
+pub(crate) const AFFINE6: CodeKind = 7;
 
 /// Whether codes lie in pairs.
 pub(crate) const fn pairs(kind: CodeKind) -> bool {
     matches!(kind, AFFINE4 | LEVEL4 | TABLE4 | TABLE3)
 }
 
+/// Whether four codes lie in three bytes.
+pub(crate) const fn sixes(kind: CodeKind) -> bool {
+    matches!(kind, LEVEL6 | AFFINE6)
+}
+
 /// Whether groups have biases.
 pub(crate) const fn biased(kind: CodeKind) -> bool {
-    matches!(kind, AFFINE4 | AFFINE8)
+    matches!(kind, AFFINE4 | AFFINE6 | AFFINE8)
 }
 
 /// How the scales and biases of a super-block are stored.
@@ -181,7 +188,7 @@ impl QuantizedPanels {
     pub(crate) fn weight_kind(&self) -> WeightKind {
         match self.kind {
             AFFINE4 => WeightKind::Affine4,
-            AFFINE8 | LEVEL6 | LEVEL8 => WeightKind::Codes8,
+            AFFINE6 | AFFINE8 | LEVEL6 | LEVEL8 => WeightKind::Codes8,
             _ => WeightKind::Levels4,
         }
     }
@@ -194,7 +201,7 @@ impl QuantizedPanels {
     /// Bytes of a super-block's codes.
     pub(crate) fn bytes_of_codes(&self) -> usize {
         let bytes = self.span * self.vectors() * 64;
-        if matches!(self.kind, TABLE3 | LEVEL6) {
+        if self.kind == TABLE3 || sixes(self.kind) {
             bytes / 4 * 3
         } else {
             bytes
@@ -202,17 +209,21 @@ impl QuantizedPanels {
     }
 
     /// The code (of [`LEVEL6`] the level) of row `lane` in column `c` of group `j` of the super-block with these `vectors`.
+    #[inline(always)]
     fn code(&self, vectors: &[u8], (j, c): (usize, usize), lane: usize) -> u8 {
         let byte = |vector: usize| vectors[vector * 64 + lane * 4 + c % 4];
         let (first, half) = (j * self.vectors(), c % 8 / 4 * 4);
         match self.kind {
-            LEVEL6 => {
-                let first = 3 * j;
-                let code = match c {
-                    ..12 => byte(first + c / 4) & 63,
-                    _ => (0..3).map(|v| byte(first + v) >> 6 << (2 * v)).sum(),
+            LEVEL6 | AFFINE6 => {
+                let first = (j * self.group + c) / 16 * 3;
+                let code = match c % 16 / 4 {
+                    3 => (0..3).map(|v| byte(first + v) >> 6 << (2 * v)).sum(),
+                    v => byte(first + v) & 63,
                 };
-                code.wrapping_sub(32)
+                match self.kind {
+                    LEVEL6 => code.wrapping_sub(32),
+                    _ => code,
+                }
             }
             TABLE3 if j == 1 && c >= 8 => {
                 let bit = |vector: usize| (byte(vector) >> (half + 3) & 1) << vector;
@@ -241,6 +252,7 @@ impl QuantizedPanels {
     }
 
     /// Scale and bias of row `lane` in group `j` of the super-block with these `scales`.
+    #[inline(always)]
     fn scale_and_bias(&self, scales: &[u8], j: usize, lane: usize) -> (f32, f32) {
         let two = biased(self.kind);
         match self.scales {
@@ -291,6 +303,7 @@ impl QuantizedPanels {
     }
 
     /// Dequantizes row `row`, times `factor`.
+    #[inline(always)]
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
             PanelSource::Packed(data) => data.elements::<u8>(),
@@ -307,7 +320,7 @@ impl QuantizedPanels {
                     let code = self.code(vectors, (j, c), lane);
                     *out = match (&self.rotated, self.kind) {
                         (Some(rotated), _) => scale * rotated.levels[usize::from(code)],
-                        (_, AFFINE4 | AFFINE8) => scale.mul_add(f32::from(code), bias),
+                        (_, AFFINE4 | AFFINE6 | AFFINE8) => scale.mul_add(f32::from(code), bias),
                         (_, LEVEL6 | LEVEL8) => scale * f32::from(code as i8),
                         _ => scale * f32::from(self.levels[usize::from(code)]),
                     };

@@ -14,8 +14,8 @@
 
 use super::activations::GROUP_FACTORS;
 use super::quantized::{
-    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL6, LEVEL8, QuantizedPanels, QuantizedWork, TABLE3,
-    TABLE4, biased, pairs,
+    AFFINE4, AFFINE6, AFFINE8, CodeKind, LEVEL4, LEVEL6, LEVEL8, QuantizedPanels, QuantizedWork,
+    TABLE3, TABLE4, biased, pairs, sixes,
 };
 use crate::arch::{Bytes, Lanes, Registers, store};
 use crate::device::Device;
@@ -57,6 +57,7 @@ macro_rules! kernels {
 
 kernels! {
     AFFINE4 in affine4,
+    AFFINE6 in affine6,
     AFFINE8 in affine8,
     LEVEL4 in level4,
     TABLE4 in table4,
@@ -235,7 +236,10 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
             KIND != TABLE3 || (group, span) == (16, 2),
             "the codes of two groups lie together"
         );
-        assert!(KIND != LEVEL6 || group == 16, "a group is three vectors");
+        assert!(
+            !sixes(KIND) || group.is_multiple_of(16),
+            "16 columns are three vectors"
+        );
         Block {
             w,
             data: &work.data[(p - work.range.start) * panel..][..R * panel],
@@ -331,10 +335,14 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         }
         // SAFETY: `new` has checked that each panel holds `vectors` vectors of every group, an
         // even number of eights, and `q` as many eights of each row; of `TABLE3`, one less of
-        // every other group, and of `LEVEL6` one less of each, whose place is never read.
+        // every other group, and of `sixes` three of each four, the last of which is never read.
         unsafe {
             let mut codes = self.data.as_ptr().add(at).cast::<[u8; 64]>();
-            let of_group = if KIND == LEVEL6 { 3 } else { vectors };
+            let of_group = if sixes(KIND) {
+                vectors / 4 * 3
+            } else {
+                vectors
+            };
             codes = codes.add(j * of_group + first * stride);
             let mut x = self
                 .q
@@ -350,7 +358,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                         // for free buffers, and arithmetic with it.
                         let spare = match KIND {
                             TABLE3 => j + eight == 2,
-                            LEVEL6 => eight == 1,
+                            LEVEL6 | AFFINE6 => eight == 1,
                             _ => false,
                         };
                         // Spare bits lie in lines that were read.
@@ -369,7 +377,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                             let (two, (low, high)) = ([sums[m][r], sums[m + 1][r]], both[r]);
                             let x = x.add(2 * m);
                             [sums[m][r], sums[m + 1][r]] = match KIND {
-                                AFFINE8 => B::add_pair::<false>(two, low, high, x),
+                                AFFINE6 | AFFINE8 => B::add_pair::<false>(two, low, high, x),
                                 _ => B::add_pair::<true>(two, low, high, x),
                             };
                         }
@@ -381,7 +389,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                             for (codes, x) in [(both[r].0, *x), (both[r].1, *x.add(1))] {
                                 sum = match KIND {
                                     AFFINE4 | LEVEL4 => B::add_small(sum, codes, x),
-                                    AFFINE8 => B::add(sum, codes, x),
+                                    AFFINE6 | AFFINE8 => B::add(sum, codes, x),
                                     _ => B::add_signed(sum, codes, x),
                                 };
                             }
@@ -389,7 +397,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                         }
                     });
                 }
-                codes = codes.add(2 * wide);
+                codes = codes.add(if sixes(KIND) { 3 } else { 2 * wide });
                 x = x.add(4 * M);
             }
         }
@@ -405,7 +413,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     /// # Safety
     ///
     /// The vectors of eight columns are readable at `codes`, or, if these are in `spare` bits of
-    /// three vectors, those before it; of [`LEVEL6`] four columns are at `codes` and four in spare bits of the two
+    /// three vectors, those before it; of [`sixes`] four columns are at `codes` and four in spare bits of the two
     /// vectors before and of this one.
     #[inline(always)]
     unsafe fn unpack_eight<B: Bytes>(
@@ -429,7 +437,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                 B::lookup(table, B::high(line)),
             ),
             AFFINE4 | LEVEL4 => (B::low(line), B::high(line)),
-            LEVEL6 => {
+            LEVEL6 | AFFINE6 => {
                 let second = match spare {
                     // SAFETY: the two vectors before, as promised.
                     true => unsafe {
@@ -439,7 +447,11 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                     // SAFETY: the second vector of eight columns, as promised.
                     false => B::six(B::load(unsafe { &*codes.add(1) })),
                 };
-                (B::six(line), second)
+                let first = B::six(line);
+                match KIND {
+                    LEVEL6 => (B::less_32(first), B::less_32(second)),
+                    _ => (first, second),
+                }
             }
             // SAFETY: codes take a byte each, so eight columns are two vectors, as promised.
             LEVEL8 => (

@@ -232,8 +232,13 @@ impl<const VNNI: bool> Avx2Bytes<VNNI> {
     /// [`Bytes::six`] of one vector.
     #[inline(always)]
     fn six_half(codes: __m256i) -> __m256i {
-        let six = _mm256_and_si256(codes, _mm256_set1_epi8(63));
-        _mm256_add_epi8(six, _mm256_set1_epi8((Self::OFFSET - 32) as i8))
+        _mm256_and_si256(codes, _mm256_set1_epi8(63))
+    }
+
+    /// [`Bytes::less_32`] of one vector.
+    #[inline(always)]
+    fn less_32_half(codes: __m256i) -> __m256i {
+        _mm256_add_epi8(codes, _mm256_set1_epi8((Self::OFFSET - 32) as i8))
     }
 
     /// [`Bytes::spare_six`] of one vector.
@@ -242,8 +247,7 @@ impl<const VNNI: bool> Avx2Bytes<VNNI> {
         let a = _mm256_and_si256(_mm256_srli_epi16::<6>(a), _mm256_set1_epi8(0x03));
         let b = _mm256_and_si256(_mm256_srli_epi16::<4>(b), _mm256_set1_epi8(0x0c));
         let c = _mm256_and_si256(_mm256_srli_epi16::<2>(c), _mm256_set1_epi8(0x30));
-        let six = _mm256_or_si256(a, _mm256_or_si256(b, c));
-        _mm256_add_epi8(six, _mm256_set1_epi8((Self::OFFSET - 32) as i8))
+        _mm256_or_si256(a, _mm256_or_si256(b, c))
     }
 
     /// Adds products of one vector. Without `VNNI` the codes are below 16.
@@ -345,6 +349,10 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
     #[inline(always)]
     fn six(codes: Self::Codes) -> Self::Codes {
         (Self::six_half(codes.0), Self::six_half(codes.1))
+    }
+    #[inline(always)]
+    fn less_32(codes: Self::Codes) -> Self::Codes {
+        (Self::less_32_half(codes.0), Self::less_32_half(codes.1))
     }
     #[inline(always)]
     fn spare_six(a: Self::Codes, b: Self::Codes, c: Self::Codes) -> Self::Codes {

@@ -230,16 +230,18 @@ impl Bytes for Avx512Bytes {
     }
     #[inline(always)]
     fn six(codes: __m512i) -> __m512i {
-        let six = _mm512_and_si512(codes, _mm512_set1_epi8(63));
-        _mm512_add_epi8(six, _mm512_set1_epi8((Self::OFFSET - 32) as i8))
+        _mm512_and_si512(codes, _mm512_set1_epi8(63))
+    }
+    #[inline(always)]
+    fn less_32(codes: __m512i) -> __m512i {
+        _mm512_add_epi8(codes, _mm512_set1_epi8((Self::OFFSET - 32) as i8))
     }
     #[inline(always)]
     fn spare_six(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
         let a = _mm512_and_si512(_mm512_srli_epi16::<6>(a), _mm512_set1_epi8(0x03));
         let b = _mm512_and_si512(_mm512_srli_epi16::<4>(b), _mm512_set1_epi8(0x0c));
         let c = _mm512_and_si512(_mm512_srli_epi16::<2>(c), _mm512_set1_epi8(0x30));
-        let six = _mm512_or_si512(a, _mm512_or_si512(b, c));
-        _mm512_add_epi8(six, _mm512_set1_epi8((Self::OFFSET - 32) as i8))
+        _mm512_or_si512(a, _mm512_or_si512(b, c))
     }
     #[inline(always)]
     fn zero() -> __m512i {
