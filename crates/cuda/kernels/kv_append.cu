@@ -199,7 +199,7 @@ struct HeadJob {
                 store_rotated<true>(a.values + page_of_head * kv_page_bytes<true>(e), e, index % PAGE_ROWS, c, turned);
     }
 };
-// Norms, rotates and stores heads: `norm_rope` and `rms_norm` of elementwise.cu and `kv_append` fused, with their bits.
+// Norms, rotates and stores heads: `norm_rope`, `rms_norm` (row_norm.cu) and `kv_append` fused, with their bits.
 // Block (row, head).
 KERNEL __launch_bounds__(256) norm_rope_append(HeadJobs a) {
     extern __shared__ float head[];

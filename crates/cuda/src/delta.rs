@@ -17,13 +17,15 @@ use std::sync::Arc;
 const FEW_ROWS: usize = 16;
 
 /// Bytes of shared memory that `delta_fused` asks for, and those that it declares.
-fn shared_of_few(spec: &DeltaSpec, parts: usize, width: usize, rows: usize) -> (usize, usize) {
+fn shared_of_few(spec: &DeltaSpec, rows: usize) -> (usize, usize) {
+    let parts = parts(spec.value_dim);
+    let width = spec.value_dim / shares(spec.value_dim);
     let side = spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4;
     let row = 2 * side * parts + (width + 2).next_multiple_of(4);
     let raw = 2 * spec.key_dim + width;
     let update = side * parts + (width + 1).next_multiple_of(4);
     // The kernels' RecurrenceMemory.
-    let threads = parts * width.next_multiple_of(8);
+    let threads = threads(spec);
     let sums = 2 * threads * (1 + answer_rows(threads));
     (
         4 * (rows * row + (spec.conv_taps - 1 + rows) * raw),
@@ -133,20 +135,37 @@ fn parts(value_dim: usize) -> usize {
     if value_dim <= 128 { 8 } else { 4 }
 }
 
+/// Threads of a block that has a share of a head's columns.
+fn threads(spec: &DeltaSpec) -> usize {
+    parts(spec.value_dim) * (spec.value_dim / shares(spec.value_dim)).next_multiple_of(8)
+}
+
+/// Kernel `name` of kernels/delta.cu.
+pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
+    let threads = threads(spec);
+    let mut kernel = Kernel::new("delta", name);
+    kernel.defines.extend([
+        ("DK", spec.key_dim),
+        ("DV", spec.value_dim),
+        ("PARTS", parts(spec.value_dim)),
+        ("COLUMN_SPLITS", shares(spec.value_dim)),
+        ("TAPS", spec.conv_taps),
+        ("THREADS", threads),
+        ("ANSWER_ROWS", answer_rows(threads)),
+    ]);
+    kernel
+}
+
 /// Rows whose results a block of so many threads adds up and stores together: 2, 4 or 8, as its shared memory has room
 /// for.
-pub(crate) fn answer_rows(threads: usize) -> usize {
+fn answer_rows(threads: usize) -> usize {
     1 << (2048 / threads).clamp(2, 8).ilog2()
 }
 
 /// Bytes of shared memory that `delta_fused` asks for, for the rows of a step, if they are few
 /// enough for it.
 fn fused(device: &Device, spec: &DeltaSpec, rows: &Rows) -> Option<usize> {
-    let (parts, width) = (
-        parts(spec.value_dim),
-        spec.value_dim / shares(spec.value_dim),
-    );
-    let (shared, declared) = shared_of_few(spec, parts, width, rows.n);
+    let (shared, declared) = shared_of_few(spec, rows.n);
     let fits = 4 * rows.seqs * (spec.key_heads + spec.value_heads) <= ARRIVALS_BYTES
         && shared + declared + 1024 <= device.driver.shared;
     (rows.n <= FEW_ROWS && fits).then_some(shared)
@@ -224,31 +243,14 @@ impl Step<'_> {
     }
 
     fn kernel(&self, name: &'static str) -> Kernel {
-        let spec = &self.spec;
-        let mut kernel = Kernel::new("delta", name);
-        kernel.defines.extend([
-            ("DK", spec.key_dim),
-            ("DV", spec.value_dim),
-            ("PARTS", parts(spec.value_dim)),
-            ("COLUMN_SPLITS", shares(spec.value_dim)),
-            ("TAPS", spec.conv_taps),
-            ("THREADS", self.threads()),
-            ("ANSWER_ROWS", answer_rows(self.threads())),
-        ]);
-        kernel
-    }
-
-    /// Threads of a block that has a share of a head's columns.
-    fn threads(&self) -> usize {
-        let value_dim = self.spec.value_dim;
-        parts(value_dim) * (value_dim / shares(value_dim)).next_multiple_of(8)
+        kernel(&self.spec, name)
     }
 
     /// A block for each share of a value head, and each sequence.
     fn grid(&self) -> Grid {
         let shares = shares(self.spec.value_dim);
         let blocks = self.spec.value_heads * shares;
-        Grid::rect(blocks, self.rows.seqs, self.threads())
+        Grid::rect(blocks, self.rows.seqs, threads(&self.spec))
     }
 
     /// Launches one kernel for everything, which asks for `shared` bytes of shared memory.

@@ -5,7 +5,7 @@ use crate::args;
 use crate::attention::MOST_RESULTS;
 use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
-use crate::delta::answer_rows;
+use crate::delta;
 use crate::dry::declared_shared;
 use crate::elementwise::{ROW_FOLD, row_kernel, run_kernel};
 use crate::gemm::{Simple, Warpgroups};
@@ -15,7 +15,7 @@ use crate::matmul::{Tiles, most_stage_row_tiles};
 use crate::moe::gemv_kernel;
 use crate::pack::Packing;
 use crate::tuning::unroll_of;
-use backend::KvFormat;
+use backend::{DeltaSpec, KvFormat};
 use rayon::prelude::*;
 use std::collections::HashSet;
 
@@ -59,19 +59,17 @@ fn prompts(format: &str, head: usize, stages: usize) -> Kernel {
     kernel
 }
 
-/// The delta rule for heads of `dk` and `dv` columns, a column shared by `parts` threads.
-fn delta(dk: usize, dv: usize, parts: usize) -> Kernel {
-    let threads = parts * dv / 4;
-    let defines = [
-        ("DK", dk),
-        ("DV", dv),
-        ("PARTS", parts),
-        ("COLUMN_SPLITS", 4),
-        ("TAPS", 4),
-        ("THREADS", threads),
-        ("ANSWER_ROWS", answer_rows(threads)),
-    ];
-    with("delta", &defines)
+/// The delta rule for heads of so many columns of keys and of values.
+fn delta(key_dim: usize, value_dim: usize) -> Kernel {
+    let spec = DeltaSpec {
+        slots: 1,
+        key_heads: 1,
+        value_heads: 1,
+        key_dim,
+        value_dim,
+        conv_taps: 4,
+    };
+    delta::kernel(&spec, "")
 }
 
 /// Every file of kernels with the numbers that models need; for other
@@ -119,11 +117,13 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
             all.extend(more.map(|(format, head)| attention(format, head)));
         }
     }
-    all.push(delta(128, 128, 8));
+    all.push(delta(128, 128));
     let mut packings = vec![Packing::Plain, codes(4, 64)];
     if first {
         let prompts = [prompts("bf16", 256, 5), prompts("f16", 512, 8)];
-        all.extend(prompts.into_iter().chain([delta(64, 256, 4)]));
+        all.extend(prompts);
+        // Also a block of 640 threads.
+        all.extend([delta(64, 256), delta(24, 80)]);
         packings.push(Packing::E4m3 { group: 64 });
         packings.extend([3, 4].map(|bits| Packing::Rotated { bits }));
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
