@@ -32,6 +32,8 @@
 #define GROUP 64
 #define GEMV_PIPELINE_BYTES 12384
 #define GEMV_REDUCTION_BYTES 2048
+#define PAIRS_PER_THREAD 3
+#define ROW_FOLD 1
 #include KERNEL_FILE(common.cuh)
 #undef KERNEL
 #define KERNEL __global__ void
@@ -39,6 +41,7 @@
 #include KERNEL_FILE(mbarrier.cuh)
 #include KERNEL_FILE(rows.cuh)
 #include KERNEL_FILE(elementwise.cu)
+#include KERNEL_FILE(row_norm.cu)
 #ifdef NO_COPIES
 #define cp_async_16(to, from) ((void) (from))
 #define cp_async_16_if(yes, to, from) ((void) (from))

@@ -109,7 +109,7 @@ pub enum WeightKind {
     Levels4,
     /// Codes of up to 4 bits with a scale and a bias, such as `affine4-g64`.
     Affine4,
-    /// Codes of 8 bits.
+    /// Codes of more than 4 bits, which take 6 or 8 bits each; tuned with `q8_0`.
     Codes8,
     /// Plain numbers.
     Plain,

@@ -137,7 +137,8 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 //
 // Lanes have neighboring columns of one part, if there are so many, so they read the same numbers of a key or query
 // from shared memory, which a warp gets at once; sums go from part to part through shared memory. With a column's parts
-// in neighboring lanes, which shuffle sums, reading keys and queries would take most of a row's time.
+// in neighboring lanes a row takes two fifths more accesses to shared memory. benchmarks/2026-11-30-h200-prompts says
+// what else was needed to be faster.
 #define COLUMNS (DV / COLUMN_SPLITS)
 #define WIDTH (THREADS / PARTS) // columns, and threads without one
 #define KEY_ROWS ((DK + PARTS - 1) / PARTS)
@@ -226,15 +227,16 @@ struct RowGroup {
 union RecurrenceMemory {
     float kept[TENTATIVE * UPDATE_FLOATS];
     struct {
-        // Of each thread: what its part of the state gives for the key, of this row or the one before; and for the
-        // query, of rows that are added up and stored together and as many others.
-        float sums[2][THREADS], answers[2][ANSWER_ROWS][THREADS];
+        // Of each thread: its part of the product with the key, of this row and the one before; and of that with the
+        // query, of two groups of OUTPUT_ROWS rows.
+        float sums[2][THREADS], outputs[2][OUTPUT_ROWS][THREADS];
     };
 };
-// The block's part of all rows; `group(r)` brings row `r` and some that follow it to shared memory. `kept` has been
-// loaded. Nearly all of a row's time are two sums over dk that wait for one another: what the state gives for the key,
-// and, once it has changed, for the query. So the query of a row is multiplied beside the key of the next one, and its
-// parts are added up with those of other rows. MANY: there are mostly groups of ANSWER_ROWS rows.
+// The block's part of all rows; `group(r)` brings row `r` and some that follow it to shared memory. All threads have
+// met since `memory.kept` was loaded. Nearly all of a row's time are two sums over dk that wait for one another: what
+// the state gives for the key, and, once it has changed, for the query. So the query of a row is multiplied beside the
+// key of the next one, and its parts are added up with those of other rows. MANY: there are mostly groups of
+// OUTPUT_ROWS rows.
 template <bool MANY, class F>
 DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_ROWS], RecurrenceMemory &memory,
                        F group) {
@@ -264,18 +266,18 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
     if (certain == 0) save();
     const int stride = opaque(d.nv * DV);
     float *out = y + ((u64) seq[SEQ_START] * d.nv + head) * DV + column;
-    // Stores the results of at most ANSWER_ROWS rows, all parts of which are in `from`.
-    auto store_answers = [&](const float *from, u32 first, u32 count) {
+    // Stores the results of at most OUTPUT_ROWS rows, all parts of which are in `from`.
+    auto store_outputs = [&](const float *from, u32 first, u32 count) {
 #pragma unroll
-        for (int i = 0; i < ANSWER_ROWS; i += PARTS)
+        for (int i = 0; i < OUTPUT_ROWS; i += PARTS)
             if (i + part < count) {
                 const float v = sum_over_parts(from + (i + part) * THREADS + own);
                 if (mine) out[(u64) (first + i + part) * stride] = v;
             }
     };
-    // A row, which lies at `x` from the thread's part on: `sums` and `answers` are for this row's key and the query of
-    // the row before. Returns what is added to the state, times the key.
-    auto advance = [&](const float *x, float *sums, float *answers) {
+    // A row, which lies at `x` from the thread's part on: `sums` and `outputs` are for this row's key and the query of
+    // the row before. Returns d: k d is added to the state.
+    auto advance = [&](const float *x, float *sums, float *outputs) {
         load_part(x + KEY_FLOATS, k);
         const float *all = x - part_at;
         const float decay = all[ROW_FLOATS - 2], beta = all[ROW_FLOATS - 1], v = all[value_at];
@@ -290,7 +292,7 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
         const float known = sum_over_parts(sums + own);
 #pragma unroll
         for (int i = 0; i < KEY_ROWS; i++) before = fmaf(s[i], q[i], before);
-        answers[threadIdx.x] = before;
+        outputs[threadIdx.x] = before;
         load_part(x, q);
         const float dj = (v - known) * beta;
 #pragma unroll
@@ -305,14 +307,14 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
         const RowGroup of = group(r);
         const float *x = of.rows + part_at;
         const u32 end = r + of.count;
-        if (MANY && of.count == ANSWER_ROWS && end <= certain) {
-            // Addresses are known but for which half of the answers is whose.
-            float *half = memory.answers[r / ANSWER_ROWS & 1][0], *other = memory.answers[~(r / ANSWER_ROWS) & 1][0];
+        if (MANY && of.count == OUTPUT_ROWS && end <= certain) {
+            // Addresses are known but for which half of the outputs is whose.
+            float *half = memory.outputs[r / OUTPUT_ROWS & 1][0], *other = memory.outputs[~(r / OUTPUT_ROWS) & 1][0];
 #pragma unroll
-            for (int i = 0; i < ANSWER_ROWS; i++) {
+            for (int i = 0; i < OUTPUT_ROWS; i++) {
                 advance(x + i * ROW_FLOATS, memory.sums[i & 1],
-                        i == 0 ? other + (ANSWER_ROWS - 1) * THREADS : half + (i - 1) * THREADS);
-                if (i == 1 && r > 0) store_answers(other, r - ANSWER_ROWS, ANSWER_ROWS);
+                        i == 0 ? other + (OUTPUT_ROWS - 1) * THREADS : half + (i - 1) * THREADS);
+                if (i == 1 && r > 0) store_outputs(other, r - OUTPUT_ROWS, OUTPUT_ROWS);
             }
             r = end;
             if (r == certain) save();
@@ -322,10 +324,10 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
         for (; r < end; r++, x += ROW_FLOATS) {
             const u32 before = r - 1;
             const float dj =
-                advance(x, memory.sums[r & 1], memory.answers[before / ANSWER_ROWS & 1][before % ANSWER_ROWS]);
+                advance(x, memory.sums[r & 1], memory.outputs[before / OUTPUT_ROWS & 1][before % OUTPUT_ROWS]);
             // All parts are there of rows before the last one.
-            if (r % ANSWER_ROWS == 1 && r > 1)
-                store_answers(memory.answers[before / ANSWER_ROWS + 1 & 1][0], before - ANSWER_ROWS, ANSWER_ROWS);
+            if (r % OUTPUT_ROWS == 1 && r > 1)
+                store_outputs(memory.outputs[before / OUTPUT_ROWS + 1 & 1][0], before - OUTPUT_ROWS, OUTPUT_ROWS);
             if (r + 1 == certain) save();
             if (r >= certain) {
                 const float *all = x - part_at;
@@ -340,13 +342,13 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
     float last = 0.0f;
 #pragma unroll
     for (int i = 0; i < KEY_ROWS; i++) last = fmaf(s[i], q[i], last);
-    memory.answers[(rows - 1) / ANSWER_ROWS & 1][(rows - 1) % ANSWER_ROWS][threadIdx.x] = last;
+    memory.outputs[(rows - 1) / OUTPUT_ROWS & 1][(rows - 1) % OUTPUT_ROWS][threadIdx.x] = last;
     __syncthreads();
-    // Of the last ANSWER_ROWS + 1 rows at most.
-    u32 from = rows > 1 ? (rows - 2) / ANSWER_ROWS * ANSWER_ROWS : 0;
+    // Of the last OUTPUT_ROWS + 1 rows at most.
+    u32 from = rows > 1 ? (rows - 2) / OUTPUT_ROWS * OUTPUT_ROWS : 0;
 #pragma unroll 1
-    for (; from < rows; from += ANSWER_ROWS)
-        store_answers(memory.answers[from / ANSWER_ROWS & 1][0], from, min(rows - from, (u32) ANSWER_ROWS));
+    for (; from < rows; from += OUTPUT_ROWS)
+        store_outputs(memory.outputs[from / OUTPUT_ROWS & 1][0], from, min(rows - from, (u32) OUTPUT_ROWS));
 }
 DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
 #if __CUDA_ARCH__ >= 900
@@ -359,7 +361,7 @@ DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
 #endif
 }
 // Blocks of `delta_rule` that fit a multiprocessor: two do anyway on compute capability 9.0, where the compiler takes
-// 115 registers, and not on later ones unless it is told.
+// 128 registers, and not on later ones unless it is told.
 #if __CUDA_ARCH__ == 900
 #define RULE_BLOCKS 1
 #else
@@ -400,7 +402,7 @@ KERNEL __launch_bounds__(THREADS, RULE_BLOCKS)
     };
     prefetch(0);
     __syncthreads(); // the kept updates are there
-    recurrence<ANSWER_ROWS == ROWS_AHEAD>(d, seq, y, s, memory, [&](u32 r) {
+    recurrence<OUTPUT_ROWS == ROWS_AHEAD>(d, seq, y, s, memory, [&](u32 r) {
         __syncthreads(); // nobody reads the rows before
         for_each_ahead(r, [&](int t, int i) {
             float *row = rows_smem + i * ROW_FLOATS;

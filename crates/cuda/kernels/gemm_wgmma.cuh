@@ -53,18 +53,18 @@ DEVICE uint4 transpose_quad(uint4 v) {
     const u32 c = __shfl_xor_sync(~0u, high ? v.x : v.z, 2), d = __shfl_xor_sync(~0u, high ? v.y : v.w, 2);
     return high ? make_uint4(c, d, v.z, v.w) : make_uint4(v.x, v.y, c, d);
 }
-// Stores activation rows so. Block (tile, ROWS rows), eight threads a row, each for SWIZZLED rows; `row_at(i)` is the
-// block's row number i, negative where there is none.
-constexpr int SWIZZLED = 4;
+// Stores activation rows as `swizzled_values` and `swizzled_scales` say. Block (tile, ROWS rows), eight threads a row,
+// each for ROWS_OF_THREAD rows; `row_at(i)` is the block's row number i, negative where there is none.
+constexpr int ROWS_OF_THREAD = 4;
 template <class F>
 DEVICE void swizzle_rows(const Activations &x, u8 *to, int tiles_per_slice, F row_at) {
     const int k_tiles = gridDim.x, k = blockIdx.x, piece = threadIdx.x & 7;
     const int first = k / tiles_per_slice * tiles_per_slice, end = min(first + tiles_per_slice, k_tiles);
-    uint4 v[SWIZZLED];
-    float own[SWIZZLED], most[SWIZZLED];
+    uint4 v[ROWS_OF_THREAD];
+    float own[ROWS_OF_THREAD], most[ROWS_OF_THREAD];
 #pragma unroll
-    for (int i = 0; i < SWIZZLED; i++) {
-        const int row = row_at((threadIdx.x >> 3) + i * (ROWS / SWIZZLED));
+    for (int i = 0; i < ROWS_OF_THREAD; i++) {
+        const int row = row_at((threadIdx.x >> 3) + i * (ROWS / ROWS_OF_THREAD));
         v[i] = make_uint4(0, 0, 0, 0);
         own[i] = most[i] = 0.0f;
         if (row < 0) continue;
@@ -75,8 +75,8 @@ DEVICE void swizzle_rows(const Activations &x, u8 *to, int tiles_per_slice, F ro
         for (int j = first + piece; j < end; j += 8) most[i] = larger(most[i], scales[j]);
     }
 #pragma unroll
-    for (int i = 0; i < SWIZZLED; i++) {
-        const int at = (threadIdx.x >> 3) + i * (ROWS / SWIZZLED);
+    for (int i = 0; i < ROWS_OF_THREAD; i++) {
+        const int at = (threadIdx.x >> 3) + i * (ROWS / ROWS_OF_THREAD);
 #pragma unroll
         for (int o = 1; o < 8; o *= 2) most[i] = larger(most[i], __shfl_xor_sync(~0u, most[i], o));
         const u32 rescale = rescale_f16x2(own[i], inverse_pow2(most[i]));

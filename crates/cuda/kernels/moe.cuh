@@ -2,7 +2,7 @@
 // of its experts, numbered row * top_k + rank; pairs are sorted by expert, unless there is only one row.
 //
 //   lists        experts in use, then of each its number, first pair and end (u32); `pairs` has the sorted pairs
-//                (moe_route.cu)
+//                (moe_route.cu, moe_choose.cuh)
 //   ExpertBlock  an expert's pairs cut into blocks, for many rows (moe_route.cu)
 //   ActiveExpert an expert in use with its matrix, for few rows (moe_choose.cuh)
 

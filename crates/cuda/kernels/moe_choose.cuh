@@ -179,8 +179,8 @@ DEVICE int route_in_block(const Routing &r, bool stores_weights, ActiveExpert *l
     __syncthreads();
     return used;
 }
-// Hands the experts in use on to the kernel of the second product and lets it start, by one block. That kernel reads
-// them before it waits for this one; all other blocks have let it start.
+// Hands the experts in use on to the kernel of the second product and lets it start, by one block. That kernel may
+// read them before it waits for this one; all other blocks have let it start.
 DEVICE void hand_on_experts(const Routing &r, int used, const ActiveExpert *list, const int *pair) {
     for (int i = threadIdx.x; i < used; i += blockDim.x) {
         ActiveExpert e = list[i];

@@ -47,11 +47,8 @@ struct GatedSharedExpert {
 };
 // `combine`, `gate_rows`, `add` and `add_norm` fused, with their bits: y = experts + gate shared, x = (from + y)
 // factor, and the norm epilogue of x. A block a row, or a cluster.
-KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 3
-                  : PAIRS_PER_THREAD <= 6 ? 2
-                                          : 1)
-    moe_shared_norm(ExpertOutputs m, GatedSharedExpert g, const float *from, float *x, int cols, float factor,
-                    float eps, NormEpilogue norms) {
+KERNEL ROW_BOUNDS(3) moe_shared_norm(ExpertOutputs m, GatedSharedExpert g, const float *from, float *x, int cols,
+                                     float factor, float eps, NormEpilogue norms) {
     __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 row = blockIdx.x / cluster_blocks();
@@ -81,11 +78,8 @@ struct DenseBranch {
 };
 // `combine`, the norms of the dense block and of the experts, their sum and `add_norm` fused:
 // x = (from + rms(rms(dense) + rms(experts)) post) factor. A block a row, or a cluster.
-KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 3
-                  : PAIRS_PER_THREAD <= 6 ? 2
-                                          : 1)
-    moe_dense_norm(ExpertOutputs m, DenseBranch b, const float *from, float *x, const float *post, int cols,
-                   float factor, float eps, NormEpilogue norms) {
+KERNEL ROW_BOUNDS(3) moe_dense_norm(ExpertOutputs m, DenseBranch b, const float *from, float *x, const float *post,
+                                    int cols, float factor, float eps, NormEpilogue norms) {
     __shared__ RowPartials<2> of_parts;
     __shared__ RowPartials<1> partials[2];
     pdl_launch();

@@ -56,7 +56,7 @@ DEVICE void choose_row(const float *scores, const float *scale, u32 *chosen, flo
     if (lane < top_k) chosen[lane] = own.which;
     store_expert_weights(own, total, scale, weights, top_k);
 }
-// Many rows: a warp a row here, and `group_pairs` for the lists.
+// Many rows: a warp a row here; `count_pairs` and `group_pairs` make the lists.
 KERNEL __launch_bounds__(128)
     route(const float *scores, const float *scale, u32 *chosen, float *weights, int experts, int top_k, int rows) {
     extern __shared__ float powers[];
@@ -67,8 +67,8 @@ KERNEL __launch_bounds__(128)
         choose_row(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts,
                    experts, top_k);
 }
-// Pairs of a block's share, of all `n`.
-DEVICE int pairs_of_block(int n) {
+// Pairs of each block's share, of all `n`.
+DEVICE int pairs_of_share(int n) {
     const int all = gridDim.x * blockDim.x;
     return (n + all - 1) / all * blockDim.x;
 }
@@ -79,7 +79,7 @@ KERNEL __launch_bounds__(1024, 1) count_pairs(const u32 *chosen, u32 *shares, in
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
     pdl_wait();
-    const int share = pairs_of_block(n), to = min((int) (blockIdx.x + 1) * share, n);
+    const int share = pairs_of_share(n), to = min((int) (blockIdx.x + 1) * share, n);
     for (int i = blockIdx.x * share + threadIdx.x; i < to; i += blockDim.x) atomicAdd(counts + chosen[i], 1u);
     __syncthreads();
     for (int e = threadIdx.x; e < experts; e += blockDim.x) shares[blockIdx.x * experts + e] = counts[e];
@@ -90,10 +90,11 @@ KERNEL __launch_bounds__(1024, 1) count_pairs(const u32 *chosen, u32 *shares, in
 // unless null.
 KERNEL __launch_bounds__(1024, 1) group_pairs(const u32 *chosen, const u32 *shares, u32 *lists, u32 *pairs,
                                               ExpertBlock *blocks, int experts, int n, int most) {
-    extern __shared__ u32 counts[]; // [warps, experts]: pairs of a warp's, then where they go
+    // [warps, experts]: pairs of a warp's, then where they go; then two rows more, of all blocks and those before.
+    extern __shared__ u32 counts[];
     pdl_sync();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    const int share = pairs_of_block(n), run = share / warps, from = blockIdx.x * share + warp * run,
+    const int share = pairs_of_share(n), run = share / warps, from = blockIdx.x * share + warp * run,
               to = min(from + run, n);
     // Of all blocks, and of those before this one.
     u32 *own = counts + warp * experts, *all = counts + warps * experts, *earlier = all + experts;

@@ -5,10 +5,7 @@
 //                                      +-> Activations (f16), if the next op is a matrix product
 
 // x / sqrt(mean(x²) + eps) * weight over runs of `width`; a block a run.
-KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 4
-                  : PAIRS_PER_THREAD <= 6 ? 3
-                                          : 2)
-    rms_norm(const float *x, const float *weight, float *y, int width, float eps, Activations h) {
+KERNEL ROW_BOUNDS(4) rms_norm(const float *x, const float *weight, float *y, int width, float eps, Activations h) {
     __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 run = blockIdx.x;
@@ -22,11 +19,8 @@ KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 4
 
 // n = rms_norm(x) and y = activation(gate) n, fused, with runs of whole tiles: a block a run. `n` and `y` may be null,
 // and `y` may be `gate`.
-KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 4
-                  : PAIRS_PER_THREAD <= 6 ? 3
-                                          : 2)
-    rms_norm_glu(const float *x, const float *weight, float *n, const float *gate, float *y, int width, float eps,
-                 int f, Activations h) {
+KERNEL ROW_BOUNDS(4) rms_norm_glu(const float *x, const float *weight, float *n, const float *gate, float *y, int width,
+                                  float eps, int f, Activations h) {
     __shared__ RowPartials<1> partials;
     pdl_launch();
     const u64 run = blockIdx.x;
@@ -49,10 +43,8 @@ KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 4
 
 // x = (from + rms(y) post) factor, and the norm epilogue of x: a block a row, or a cluster. The bits are those of the
 // kernels one after the other, whose threads have the same columns.
-KERNEL ROW_BOUNDS(PAIRS_PER_THREAD <= 4   ? 4
-                  : PAIRS_PER_THREAD <= 6 ? 3
-                                          : 2) add_norm(const float *from, float *x, const float *y, const float *post,
-                                                        int cols, float factor, float eps, NormEpilogue norms) {
+KERNEL ROW_BOUNDS(4) add_norm(const float *from, float *x, const float *y, const float *post, int cols, float factor,
+                              float eps, NormEpilogue norms) {
     __shared__ RowPartials<1> partials[2];
     pdl_launch();
     const u64 row = blockIdx.x / cluster_blocks();

@@ -22,9 +22,10 @@ DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// Sums over all threads of a row, in whatever block of the cluster they are: a float for each warp of the cluster, in
-// each block, of each sum. In a cluster a warp sends its own to all blocks (distributed shared memory), where a barrier
-// counts their bytes. A barrier of the cluster with release would also wait for all other stores of the block.
+// Sums over all threads of a row, in whatever block of the cluster they are: in each block, of each sum, a float for
+// each warp of the cluster, or FOLD floats. In a cluster a warp sends its own to all blocks (distributed shared
+// memory), where a barrier counts their bytes. A barrier of the cluster with release would also wait for all other
+// stores of the block.
 template <int N>
 struct RowPartials {
     float v[N][32];
@@ -41,7 +42,7 @@ DEVICE void expect_partials(RowPartials<N> &partials) {
     mbarrier_expect_tx(barrier, N * (blockDim.x >> 5) * cluster_blocks() * 4);
 #endif
 }
-// What a thread adds to a sum: a float for each of the FOLD threads of a row that it stands for.
+// The FOLD partial sums that a thread makes.
 template <int FOLD>
 struct ThreadSum {
     float v[FOLD];
@@ -90,14 +91,17 @@ DEVICE float row_sum(float v, RowPartials<1> &partials) { return row_sum(ThreadS
 // ---- a row in registers: of the `n` threads that share it, thread t has the pairs of columns t + i * n. Columns
 // after the last are 0. Blocks are whole warps, so that a warp has whole tiles of `Activations`.
 //
-// How many threads share a row depends on its width alone, and so does the order of sums. Of many rows, a block is
-// smaller, so that several rows are on their way at once, and each of its threads stands for ROW_FOLD of a row: the
-// threads t + j blockDim.x.
+// How many partial sums a row has depends on its width alone, and so does the order of the whole sum: one for each
+// thread of a block of few rows. Of many rows, a block is smaller, so that several rows are on their way at once, and
+// each of its threads makes ROW_FOLD partial sums: numbers t + j blockDim.x.
 #ifndef PAIRS_PER_THREAD
 #define PAIRS_PER_THREAD 1 // at most, of a thread of a block
 #define ROW_FOLD 1
 #endif
-#define ROW_BOUNDS(BLOCKS) __launch_bounds__(1024 / ROW_FOLD, ROW_FOLD == 1 ? 1 : BLOCKS)
+// Blocks of many rows that share a multiprocessor, MOST of them with at most 4 pairs a thread: more pairs need more
+// registers.
+#define ROW_BOUNDS(MOST)                                                                                               \
+    __launch_bounds__(1024 / ROW_FOLD, ROW_FOLD == 1 ? 1 : MOST - (PAIRS_PER_THREAD > 4) - (PAIRS_PER_THREAD > 6))
 using RowSum = ThreadSum<ROW_FOLD>;
 struct RowFragment {
     float2 v[PAIRS_PER_THREAD];
@@ -183,7 +187,8 @@ DEVICE void rms_norm_row(RowFragment &r, int width, float eps, const RowFragment
     apply_norm(r, inverse_rms(row_sum(sum_of_squares(r), partials), width, eps), weight, has_weight);
 }
 
-// The same of a run of 64 TILES columns in a warp, of which a lane has two neighboring columns of each 64.
+// 1 / RMS of a run of 64 TILES columns, by a warp, of which a lane has two neighboring columns of each 64: with the
+// bits of `rms_norm_row`.
 template <int TILES>
 DEVICE float inverse_rms_of_run(const float2 (&v)[TILES], float eps) {
     float sums = 0.0f;

@@ -162,9 +162,11 @@ kernel_structs! {
         weights: Address,
         /// Tables of the experts' matrices, of the first product and the second.
         tables: [Address; 2],
-        /// The experts in use, for the second product: as `ActiveExpert`s or as `lists`; the other is 0.
+        /// The experts in use as `ActiveExpert`s, for the second product; 0, if that reads `lists`.
         list: Address,
+        /// The experts in use as lists of numbers (kernels/moe.cuh), for the second product; 0, if that reads `list`.
         lists: Address,
+        /// The pairs of a row and a rank, by expert.
         pairs: Address,
         experts: i32,
         top_k: i32,

@@ -26,7 +26,7 @@ fn shared_of_few(spec: &DeltaSpec, rows: usize) -> (usize, usize) {
     let update = side * parts + (width + 1).next_multiple_of(4);
     // The kernels' RecurrenceMemory.
     let threads = threads(spec);
-    let sums = 2 * threads * (1 + answer_rows(threads));
+    let sums = 2 * threads * (1 + output_rows(threads));
     (
         4 * (rows * row + (spec.conv_taps - 1 + rows) * raw),
         4 * sums.max(MAX_TENTATIVE * update),
@@ -151,14 +151,14 @@ pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
         ("COLUMN_SPLITS", shares(spec.value_dim)),
         ("TAPS", spec.conv_taps),
         ("THREADS", threads),
-        ("ANSWER_ROWS", answer_rows(threads)),
+        ("OUTPUT_ROWS", output_rows(threads)),
     ]);
     kernel
 }
 
 /// Rows whose results a block of so many threads adds up and stores together: 2, 4 or 8, as its shared memory has room
 /// for.
-fn answer_rows(threads: usize) -> usize {
+fn output_rows(threads: usize) -> usize {
     1 << (2048 / threads).clamp(2, 8).ilog2()
 }
 

@@ -1,4 +1,5 @@
-//! Ops that look at one row at a time (kernels/elementwise.cu, kernels/row_norm.cu, kernels/moe_combine.cu).
+//! Ops that look at one row at a time (kernels/elementwise.cu, kernels/row_norm.cu, kernels/run_norm.cu,
+//! kernels/moe_combine.cu).
 
 use crate::Kernel;
 use crate::args::{
@@ -13,9 +14,9 @@ use backend::{Activation, NearAttention};
 use fusion::{Kind, Op, SumTerm, Value};
 use std::sync::Arc;
 
-/// Threads of a kernel that gives each row of `width` columns a block, two columns
-/// a thread. The order of a norm's sum depends on it, so it depends on the width
-/// alone.
+/// Partial sums that a norm makes of a row of `width` columns: one for each two columns, and at most
+/// 1024. A block that keeps one row in registers has as many threads. The order of the whole sum depends
+/// on this number, so it depends on the width alone.
 pub(crate) fn threads(width: usize) -> usize {
     width.div_ceil(2).next_multiple_of(32).min(1024)
 }
@@ -24,14 +25,15 @@ fn kernel(name: &'static str) -> Kernel {
     Kernel::new("elementwise", name)
 }
 
-/// Rows from which on a thread stands for [`ROW_FOLD`] of a row's threads, so that several rows are on
-/// their way at once in a multiprocessor.
+/// Rows from which on a thread makes [`ROW_FOLD`] partial sums of its row, if the row has 512 or more:
+/// blocks are smaller, so several rows are on their way at once in a multiprocessor.
 pub(crate) const MANY_ROWS: usize = 512;
 
-/// See [`MANY_ROWS`]; a power of two.
+/// Partial sums of a row that one thread makes where there are [`MANY_ROWS`]; a power of two.
 pub(crate) const ROW_FOLD: usize = 4;
 
-/// Kernel `name` of `file`, which keeps rows of `width` columns in registers, a thread for `fold` of a row's.
+/// Kernel `name` of `file`, which keeps rows of `width` columns in registers and has a thread make `fold` of
+/// a row's partial sums.
 pub(crate) fn row_kernel(
     file: &'static str,
     name: &'static str,
@@ -44,7 +46,7 @@ pub(crate) fn row_kernel(
     kernel
 }
 
-/// Widest run of columns, of which there are many, that a warp normalizes.
+/// Columns of a run, at most, that one warp normalizes.
 const WIDEST_RUN: usize = 4 * TILE;
 
 /// Kernel `name` of kernels/run_norm.cu, whose warps take runs of `width` columns.

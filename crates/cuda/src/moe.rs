@@ -31,7 +31,7 @@ const ROUTE_THREADS: usize = 32 * ROUTE_ROWS;
 /// Warps of a block of `group_pairs`.
 const GROUP_WARPS: usize = 32;
 
-/// Pairs that a block of `group_pairs` takes, unless there are more than that for [`MAX_GROUP_BLOCKS`].
+/// Pairs of a block of `group_pairs`; more, where [`MAX_GROUP_BLOCKS`] blocks do not suffice.
 const GROUPED_PAIRS: usize = 1024;
 
 /// Blocks of `group_pairs`, at most: each reads what all others have counted.
@@ -121,6 +121,11 @@ const PIPELINED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 2 * 4;
 /// Bytes of shared memory for each pair of a block that reads a list of experts: room for an expert
 /// of its own, and a number.
 const LISTED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 4;
+
+const _: () = assert!(
+    8 * MAX_PIPELINED_ROWS * MAX_RANKS <= GEMV_REDUCTION_BYTES,
+    "pairs are sorted where partial sums lie later"
+);
 
 /// Bytes of matrices that may go to L2 for the second product while the first is computed: a
 /// part of what the L2 of GPUs with pipelines has.
@@ -476,13 +481,13 @@ fn route(
         ..Grid::new(n.div_ceil(4), 128)
     };
     device.launch(&kernel("route"), grid, args);
-    let shares = pairs.div_ceil(GROUPED_PAIRS).min(MAX_GROUP_BLOCKS);
-    let counts = buffer(4 * shares * count);
-    if shares > 1 {
+    let grouping = pairs.div_ceil(GROUPED_PAIRS).min(MAX_GROUP_BLOCKS);
+    let counts = buffer(4 * grouping * count);
+    if grouping > 1 {
         let args = Args::default().ptr(chosen.address).ptr(counts.address);
         let grid = Grid {
             shared: 4 * count,
-            ..Grid::new(shares, 32 * GROUP_WARPS)
+            ..Grid::new(grouping, 32 * GROUP_WARPS)
         };
         device.launch(&kernel("count_pairs"), grid, args.int(count).int(pairs));
     }
@@ -497,7 +502,7 @@ fn route(
         .int(of_block);
     let grid = Grid {
         shared: 4 * count * (2 + GROUP_WARPS),
-        ..Grid::new(shares, 32 * GROUP_WARPS)
+        ..Grid::new(grouping, 32 * GROUP_WARPS)
     };
     device.launch(&kernel("group_pairs"), grid, args);
     lists

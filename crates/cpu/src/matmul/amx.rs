@@ -15,8 +15,8 @@ mod few;
 mod many;
 
 use super::quantized::{
-    AFFINE4, AFFINE8, IntegerScales, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork, ScaleLayout,
-    TABLE4, biased,
+    AFFINE4, AFFINE8, CodeKind, IntegerScales, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork,
+    ScaleLayout, TABLE4, biased,
 };
 use crate::arch::{self, TILE_ROWS as M};
 use crate::device::Device;
@@ -30,9 +30,10 @@ use std::marker::PhantomData;
 /// weights from memory). Where codes take a byte, vectors wait for memory, too, so that is later.
 macro_rules! few {
     ($($kind:ident, $group:tt, $span:tt, $layout:pat => $scales:ty, from $rows:literal;)*) => {
-        /// The number of rows from which on tiles multiply few rows faster than vectors do.
-        fn from(w: &QuantizedPanels) -> Option<usize> {
-            match (w.kind, w.group, w.span, w.scales) {
+        /// The number of rows from which on tiles multiply few rows faster than vectors do; nothing, if they do not
+        /// take weights of this kind with groups of so many columns, and super-blocks of so many groups.
+        fn from(kind: CodeKind, [group, span]: [usize; 2], scales: ScaleLayout) -> Option<usize> {
+            match (kind, group, span, scales) {
                 $(($kind, $group, $span, $layout) => Some($rows),)*
                 _ => None,
             }
@@ -75,6 +76,12 @@ few! {
     AFFINE8, 128, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 14;
 }
 
+/// Whether there is a tile kernel for weights of this kind, with groups of so many columns and super-blocks of so many
+/// groups.
+pub(crate) fn takes(kind: CodeKind, shape: [usize; 2], scales: ScaleLayout) -> bool {
+    shape[0] >= arch::TILE_DEPTH || from(kind, shape, scales).is_some()
+}
+
 /// The rows of a block, where tiles multiply `rows` rows with `w` faster than vectors do; else
 /// `None`. A block takes as long however many of its rows there are, so at most a quarter of the
 /// rows may be absent, and an eighth where small groups have biases. One of 16 rows takes 1.6 times as long as one of 8 (Sapphire Rapids, weights
@@ -92,7 +99,8 @@ pub(crate) fn block(w: &QuantizedPanels, rows: usize) -> Option<usize> {
         false => (3, 4),
     };
     let full = rows.next_multiple_of(block) * most <= rows * of;
-    (whole && full && from(w).is_some_and(|from| rows >= from)).then_some(block)
+    let from = from(w.kind, [w.group, w.span], w.scales);
+    (whole && full && from.is_some_and(|from| rows >= from)).then_some(block)
 }
 
 /// Multiplies in tiles. Only where there are tiles.

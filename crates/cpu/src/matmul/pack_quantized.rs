@@ -4,6 +4,7 @@
 //! q4_0, q8_0, and affine codes of 4 and 8 bits. Rows of all others are unpacked first.
 //! [`super::quantized`] defines a panel; here is no arithmetic but on bits.
 
+use super::amx;
 use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
 use super::pack_buffer::{PackBuffer, UnpackedRow};
 use super::quantized::{
@@ -112,8 +113,13 @@ impl QuantizedPanels {
         if !alike || first.cols == 0 || ![16, 32, 64, 128].contains(&view.group) {
             return None;
         }
-        let (kind, levels) = kind_of(&view, device.isa.has_tiles());
+        let (kind, levels) = kind_of(&view);
         let (scales, span) = scales_of(&view, kind, parts);
+        let shape = [view.group, span];
+        let kind = match in_bytes(kind) {
+            Some(bytes) if device.isa.has_tiles() && amx::takes(bytes, shape, scales) => bytes,
+            _ => kind,
+        };
         let map = panel_codes(&view, kind);
         let mut known = (0u8..).zip(&map[..1 << view.bits]);
         let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
@@ -402,16 +408,23 @@ impl PanelLayout for QuantizedPanels {
     }
 }
 
+/// The kind of the same codes with a byte each, if `kind` has 6 bits each.
+fn in_bytes(kind: CodeKind) -> Option<CodeKind> {
+    match kind {
+        LEVEL6 => Some(LEVEL8),
+        AFFINE6 => Some(AFFINE8),
+        _ => None,
+    }
+}
+
 /// How codes of a format lie in panels, and the levels that they stand for.
-fn kind_of(view: &Codes, has_tiles: bool) -> (CodeKind, [i8; 16]) {
-    // Tiles are for bytes, and for groups of 32 columns or more.
-    let in_sixes = view.bits <= 6 && !(has_tiles && view.group > 16);
+fn kind_of(view: &Codes) -> (CodeKind, [i8; 16]) {
     match view.zero {
         Zero::Bias if view.bits <= 4 => (AFFINE4, [0; 16]),
-        Zero::Bias if in_sixes => (AFFINE6, [0; 16]),
+        Zero::Bias if view.bits <= 6 => (AFFINE6, [0; 16]),
         Zero::Bias => (AFFINE8, [0; 16]),
         Zero::Levels(levels)
-            if view.bits > 4 && in_sixes && levels.iter().all(|l| (-32..32).contains(l)) =>
+            if matches!(view.bits, 5 | 6) && levels.iter().all(|l| (-32..32).contains(l)) =>
         {
             (LEVEL6, [0; 16])
         }

@@ -335,7 +335,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         }
         // SAFETY: `new` has checked that each panel holds `vectors` vectors of every group, an
         // even number of eights, and `q` as many eights of each row; of `TABLE3`, one less of
-        // every other group, and of `sixes` three of each four, the last of which is never read.
+        // every other group, and of `sixes` three for each four that `vectors` counts.
         unsafe {
             let mut codes = self.data.as_ptr().add(at).cast::<[u8; 64]>();
             let of_group = if sixes(KIND) {
@@ -413,8 +413,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     /// # Safety
     ///
     /// The vectors of eight columns are readable at `codes`, or, if these are in `spare` bits of
-    /// three vectors, those before it; of [`sixes`] four columns are at `codes` and four in spare bits of the two
-    /// vectors before and of this one.
+    /// three vectors, those before it; of [`sixes`] in `spare` bits, the vector at `codes` and the two before.
     #[inline(always)]
     unsafe fn unpack_eight<B: Bytes>(
         codes: *const [u8; 64],

@@ -86,7 +86,7 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
     ];
     let mut all: Vec<Kernel> = alone.map(|file| with(file, &[])).into();
     all.extend([64, 128, 256].map(|width| run_kernel("", width)));
-    // One, two and three pairs of columns for each thread of a row, some of them for half of the threads.
+    // One, two and three pairs of columns for each thread of a row, the last pair in only some of them.
     let widths = [2048, 2816, 5376, 2560, 6144];
     for width in widths.into_iter().take(if first { 5 } else { 1 }) {
         for file in ["row_norm", "moe_combine"] {
