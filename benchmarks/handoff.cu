@@ -8,22 +8,11 @@
 // An op is a block a multiprocessor; each block reads the whole row, as a product reads its activations, sums it, and
 // writes its part of the next row. Nothing else is done, so the time of an op is that of the handoff. One line of JSON
 // a figure: microseconds an op, medians; the rows at the end are compared.
+#include "graph.cuh"
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <cuda_runtime.h>
 #include <functional>
 #include <vector>
-
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        cudaError_t error = (call);                                                                                    \
-        if (error != cudaSuccess) {                                                                                    \
-            fprintf(stderr, "line %d: %s\n", __LINE__, cudaGetErrorString(error));                                     \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 
 constexpr int OPS = 400, THREADS = 256;
 
@@ -88,7 +77,6 @@ __global__ void all_ops(float *a, float *b, int cols, Barrier barrier) {
 }
 
 int main(int argc, char **argv) {
-    cudaStream_t stream;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cudaDeviceProp properties;
     CHECK(cudaGetDeviceProperties(&properties, 0));
@@ -105,20 +93,11 @@ int main(int argc, char **argv) {
         std::vector<float> first(cols), row(cols), expected;
         for (int c = 0; c < cols; c++) first[c] = (c * 37 % 101) * 0.01f - 0.5f;
         auto measure = [&](const char *what, const std::function<void()> &work) {
-            cudaEvent_t before, after;
-            CHECK(cudaEventCreate(&before));
-            CHECK(cudaEventCreate(&after));
             std::vector<float> all;
             for (int turn = 0; turn < 15; turn++) {
                 CHECK(cudaMemcpyAsync(a, first.data(), cols * 4, cudaMemcpyHostToDevice, stream));
                 CHECK(cudaMemsetAsync(words, 0, THREADS * 4, stream));
-                CHECK(cudaEventRecord(before, stream));
-                work();
-                CHECK(cudaEventRecord(after, stream));
-                CHECK(cudaStreamSynchronize(stream));
-                float milliseconds;
-                CHECK(cudaEventElapsedTime(&milliseconds, before, after));
-                all.push_back(milliseconds * 1e3f / OPS);
+                all.push_back(elapsed(work) * 1e3f / OPS);
             }
             std::sort(all.begin(), all.end());
             CHECK(cudaMemcpy(row.data(), a, cols * 4, cudaMemcpyDeviceToHost));
@@ -127,23 +106,10 @@ int main(int argc, char **argv) {
             printf("{\"device\":\"%s\",\"columns\":%d,\"what\":\"%s\",\"us_per_op\":%.3f,\"equal\":%s}\n",
                    properties.name, cols, what, all[all.size() / 2], equal ? "true" : "false");
         };
-        cudaGraph_t graph;
-        cudaGraphExec_t recorded;
-        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-        for (int i = 0; i < OPS; i++) {
-            cudaLaunchAttribute attribute;
-            attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-            attribute.val.programmaticStreamSerializationAllowed = 1;
-            cudaLaunchConfig_t config = {};
-            config.gridDim = dim3(blocks);
-            config.blockDim = dim3(THREADS);
-            config.stream = stream;
-            config.attrs = &attribute;
-            config.numAttrs = 1;
-            CHECK(cudaLaunchKernelEx(&config, one_op, (const float *) (i % 2 ? b : a), i % 2 ? a : b, cols));
-        }
-        CHECK(cudaStreamEndCapture(stream, &graph));
-        CHECK(cudaGraphInstantiate(&recorded, graph, 0));
+        const cudaGraphExec_t recorded = record([&] {
+            for (int i = 0; i < OPS; i++)
+                launch(one_op, dim3(blocks), THREADS, 0, 1, i % 2 ? b : a, i % 2 ? a : b, cols);
+        });
         measure("kernels of a graph", [&] { CHECK(cudaGraphLaunch(recorded, stream)); });
         auto persistent = [&](auto barrier) {
             void *arguments[] = {&a, &b, &cols, &barrier};
@@ -153,7 +119,6 @@ int main(int argc, char **argv) {
         measure("persistent, one counter", [&] { persistent(Counter{words}); });
         measure("persistent, a flag a block", [&] { persistent(Flags{words}); });
         CHECK(cudaGraphExecDestroy(recorded));
-        CHECK(cudaGraphDestroy(graph));
         for (void *p : {(void *) a, (void *) b, (void *) words}) CHECK(cudaFree(p));
     }
     return 0;

@@ -6,17 +6,7 @@
 //   nvcc -O3 -std=c++17 -arch=sm_90 -o instructions benchmarks/instructions.cu && ./instructions
 //
 // One line of JSON a figure: microseconds of a launch.
-#include <cstdio>
-#include <cuda_runtime.h>
-
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        cudaError_t error = (call);                                                                                    \
-        if (error != cudaSuccess) {                                                                                    \
-            fprintf(stderr, "line %d: %s\n", __LINE__, cudaGetErrorString(error));                                     \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
+#include "graph.cuh"
 
 // So many instructions, of which four can run at once.
 template <int COUNT>
@@ -53,55 +43,35 @@ Kernel kernel_of(int number) {
     return all[number];
 }
 template <int COUNT>
-int measure(int multiprocessors, int warps) {
+void measure(int multiprocessors, int warps) {
     constexpr int LAUNCHES = 320, TURNS = 12;
-    cudaStream_t stream;
-    cudaEvent_t before, after;
     float *y;
-    CHECK(cudaStreamCreate(&stream));
-    CHECK(cudaEventCreate(&before));
-    CHECK(cudaEventCreate(&after));
     CHECK(cudaMalloc(&y, 4096));
     for (int kernels = 1; kernels <= 16; kernels *= 2) {
-        cudaGraph_t graph;
-        cudaGraphExec_t executable;
-        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-        for (int i = 0; i < LAUNCHES; i++) {
-            cudaLaunchAttribute attribute;
-            attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-            attribute.val.programmaticStreamSerializationAllowed = 1;
-            cudaLaunchConfig_t config = {};
-            config.gridDim = dim3(multiprocessors);
-            config.blockDim = dim3(32 * warps);
-            config.stream = stream;
-            config.attrs = &attribute;
-            config.numAttrs = 1;
-            CHECK(cudaLaunchKernelEx(&config, kernel_of<COUNT>(i % kernels), y, 0.5f));
-        }
-        CHECK(cudaStreamEndCapture(stream, &graph));
-        CHECK(cudaGraphInstantiate(&executable, graph, 0));
+        const cudaGraphExec_t recorded = record([&] {
+            for (int i = 0; i < LAUNCHES; i++)
+                launch(kernel_of<COUNT>(i % kernels), dim3(multiprocessors), 32 * warps, 0, 1, y, 0.5f);
+        });
         float best = 1e9f;
         for (int turn = 0; turn < TURNS; turn++) {
-            float ms;
-            CHECK(cudaEventRecord(before, stream));
-            CHECK(cudaGraphLaunch(executable, stream));
-            CHECK(cudaEventRecord(after, stream));
-            CHECK(cudaStreamSynchronize(stream));
-            CHECK(cudaEventElapsedTime(&ms, before, after));
+            const float ms = elapsed([&] { CHECK(cudaGraphLaunch(recorded, stream)); });
             best = ms < best ? ms : best;
         }
+        CHECK(cudaGraphExecDestroy(recorded));
         printf("{\"instructions\":%d,\"warps\":%d,\"kernels\":%d,\"us\":%.2f}\n", COUNT, warps, kernels,
                best * 1e3 / LAUNCHES);
     }
-    return 0;
+    CHECK(cudaFree(y));
 }
 int main() {
     int multiprocessors;
     CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+    CHECK(cudaStreamCreate(&stream));
     for (int warps : {4, 8, 16}) {
-        if (measure<256>(multiprocessors, warps) || measure<512>(multiprocessors, warps) ||
-            measure<1024>(multiprocessors, warps) || measure<2048>(multiprocessors, warps) ||
-            measure<4096>(multiprocessors, warps))
-            return 1;
+        measure<256>(multiprocessors, warps);
+        measure<512>(multiprocessors, warps);
+        measure<1024>(multiprocessors, warps);
+        measure<2048>(multiprocessors, warps);
+        measure<4096>(multiprocessors, warps);
     }
 }

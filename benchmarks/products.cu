@@ -11,9 +11,6 @@
 // left is the time of the instructions. -DNO_PRODUCTS leaves out dequantization and tensor cores: what is left is the
 // time of the memory. One line of JSON a figure: microseconds, and gigabytes of weights a second.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cuda_runtime.h>
 #include <functional>
 #include <vector>
 
@@ -74,14 +71,7 @@ namespace slices_16 {
 #undef __CUDA_ARCH__
 #endif
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        cudaError_t error = (call);                                                                                    \
-        if (error != cudaSuccess) {                                                                                    \
-            fprintf(stderr, "line %d: %s\n", __LINE__, cudaGetErrorString(error));                                     \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "graph.cuh"
 
 constexpr int LAYERS = 16, HIDDEN = 5376, INNER = 21504, QKV = 16384, HEADS = 8192, MOST_ROWS = 8, TILE_SIZE = 576;
 
@@ -106,7 +96,6 @@ __global__ void fill_floats(float *x, u64 n, u32 seed) {
     }
 }
 
-cudaStream_t stream;
 int multiprocessors;
 
 template <class T>
@@ -116,50 +105,14 @@ T *allocate(u64 count) {
     CHECK(cudaMemset(p, 0, count * sizeof(T)));
     return p;
 }
-// Launches as crates/cuda/src/gpu.rs does: blocks may start before the kernel ahead has ended.
-template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, int cluster, Arguments... arguments) {
-    if (shared > 32 << 10)
-        CHECK(cudaFuncSetAttribute((const void *) kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = cluster;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = cluster > 1 ? 2 : 1;
-    CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
-}
 // The median of a recorded graph's microseconds.
 double time_graph(const std::function<void()> &work) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-    work();
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    CHECK(cudaGraphInstantiate(&executable, graph, 0));
-    cudaEvent_t before, after;
-    CHECK(cudaEventCreate(&before));
-    CHECK(cudaEventCreate(&after));
+    const cudaGraphExec_t recorded = record(work);
     std::vector<float> all;
-    for (int turn = 0; turn < 15; turn++) {
-        CHECK(cudaEventRecord(before, stream));
-        CHECK(cudaGraphLaunch(executable, stream));
-        CHECK(cudaEventRecord(after, stream));
-        CHECK(cudaStreamSynchronize(stream));
-        float milliseconds;
-        CHECK(cudaEventElapsedTime(&milliseconds, before, after));
-        all.push_back(milliseconds * 1e3f);
-    }
+    for (int turn = 0; turn < 15; turn++)
+        all.push_back(elapsed([&] { CHECK(cudaGraphLaunch(recorded, stream)); }) * 1e3f);
     std::sort(all.begin(), all.end());
-    CHECK(cudaGraphExecDestroy(executable));
-    CHECK(cudaGraphDestroy(graph));
+    CHECK(cudaGraphExecDestroy(recorded));
     return all[all.size() / 2];
 }
 

@@ -10,22 +10,27 @@ use std::sync::OnceLock;
 /// a token of this id.
 pub const NO_TOKEN: u32 = u32::MAX;
 
+/// The bits of infinity less those of `|x|`, as integers: negative if `x` is NaN, and for no other value. The bitwise or
+/// over many values is negative if one of them is NaN, a loop that compilers make vectors of.
+#[inline(always)]
+pub fn nan_sign(x: f32) -> i32 {
+    0x7f80_0000 - (x.to_bits() & 0x7fff_ffff).cast_signed()
+}
+
 /// Whether a row of logits gives a token: no logit is NaN, and the largest is finite. A
 /// model that computes any other row, or what came before it, is damaged.
 pub fn gives_token(row: &[f32]) -> bool {
     let (lanes, rest) = row.as_chunks::<16>();
-    // Without its sign, NaN alone is more than infinity as an integer: the difference is negative.
-    let distance = |x: f32| 0x7f80_0000 - (x.to_bits() & 0x7fff_ffff).cast_signed();
     let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (mut distances, mut largest) = ([0; 16], [f32::NEG_INFINITY; 16]);
+    let (mut signs, mut largest) = ([0; 16], [f32::NEG_INFINITY; 16]);
     for x in lanes {
         for i in 0..16 {
-            distances[i] |= distance(x[i]);
+            signs[i] |= nan_sign(x[i]);
             largest[i] = larger(largest[i], x[i]);
         }
     }
-    let rest_distances = rest.iter().map(|&x| distance(x));
-    let has_nan = distances.into_iter().chain(rest_distances).any(|d| d < 0);
+    let rest_signs = rest.iter().map(|&x| nan_sign(x));
+    let has_nan = signs.into_iter().chain(rest_signs).any(|sign| sign < 0);
     let all = largest.into_iter().chain(rest.iter().copied());
     let largest = all.fold(f32::NEG_INFINITY, larger);
     !has_nan && largest.is_finite()

@@ -63,7 +63,7 @@ pub use batch::{
     Position, Row,
 };
 pub use capabilities::{Capabilities, KvFormats, PromptRows};
-pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token};
+pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token, nan_sign};
 pub use edit::{Edit, RowEdits};
 pub use marks::{ExpertMarks, ExpertSet};
 pub use mask::TokenMask;

@@ -4,7 +4,7 @@ use crate::arch::{Kernel, Lanes};
 use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::{DisjointSlice, WORK_RANGE};
-use backend::{Batch, NO_TOKEN, Tensor};
+use backend::{Batch, NO_TOKEN, Tensor, nan_sign};
 
 /// Rows `rows` of `x`, in this order.
 pub(crate) fn gather(device: &Device, x: &Tensor, rows: &[usize]) -> Tensor {
@@ -73,16 +73,14 @@ impl Kernel for Argmax<'_> {
         let row = self.0;
         let mut best = f32::NEG_INFINITY;
         let mut block = 0;
-        // Without its sign, NaN alone is more than infinity as an integer: the difference is negative.
-        let distance = |x: f32| 0x7f80_0000 - (x.to_bits() & 0x7fff_ffff).cast_signed();
-        let mut distances = [0; 16];
+        let mut signs = [0; 16];
         for (i, values) in row.chunks(BLOCK).enumerate() {
             let mut lanes = L::splat(best);
             let (whole, rest) = values.as_chunks::<16>();
             for x in whole {
                 lanes = L::load(x).maximum(lanes);
-                for (all, &x) in distances.iter_mut().zip(x) {
-                    *all |= distance(x);
+                for (sign, &x) in signs.iter_mut().zip(x) {
+                    *sign |= nan_sign(x);
                 }
             }
             let mut largest = lanes.max_lane();
@@ -90,13 +88,13 @@ impl Kernel for Argmax<'_> {
                 if x > largest {
                     largest = x;
                 }
-                distances[0] |= distance(x);
+                signs[0] |= nan_sign(x);
             }
             if largest > best {
                 (best, block) = (largest, i);
             }
         }
-        if distances.iter().any(|&d| d < 0) || !best.is_finite() {
+        if signs.iter().any(|&sign| sign < 0) || !best.is_finite() {
             return NO_TOKEN as usize;
         }
         let start = block * BLOCK;

@@ -33,7 +33,7 @@
 //!
 //! Codes of 6 bits take what they are, too ([`LEVEL6`], [`AFFINE6`]): of 16 columns, three vectors have columns 0 to 11 in
 //! the lower six bits of their bytes, and in the upper two bits of each two bits of columns 12 to 15. On CPUs with tiles
-//! (AMX), codes for which there is a tile kernel take a byte each, because those read no codes of 6 bits.
+//! (AMX), codes for which there is a tile kernel take a byte each, because tile kernels read no codes of 6 bits.
 
 use super::activations::ActivationView;
 use super::pack::{self, PanelSource};
