@@ -155,6 +155,20 @@ kernel_structs! {
         f16: Activations,
     }
 
+    /// A narrow gate between two products.
+    GatedProjection {
+        gate: Address,
+        projection: Address,
+        v: Address,
+        v_stride: u64,
+        z: Address,
+        activation: i32,
+        /// Columns of the gate.
+        columns: i32,
+        /// Rows of the projection.
+        rows: i32,
+    }
+
     /// What rows choose experts by, for blocks that route rows themselves.
     Routing {
         scores: Address,

@@ -67,6 +67,7 @@ fn headers(file: &str) -> &'static [&'static str] {
             "gemv_pipelined",
         ],
         "moe_gemv_glu" => &["math", "moe", "mbarrier", "weight_tile", "gemv_pipelined"],
+        "gated_projection" => &["math", "mbarrier", "rows", "weight_tile"],
         "gemm" => &["mbarrier", "weight_tile"],
         GEMM_WGMMA => &["moe", "mbarrier", "weight_tile", "wgmma", "gemm_wgmma"],
         "kv_append" => &[
@@ -101,6 +102,10 @@ const SOURCES: &[(&str, &str)] = &[
     (
         "gemv_pipelined",
         include_str!("../kernels/gemv_pipelined.cu"),
+    ),
+    (
+        "gated_projection",
+        include_str!("../kernels/gated_projection.cu"),
     ),
     ("gemv_f32", include_str!("../kernels/gemv_f32.cu")),
     ("gemm", include_str!("../kernels/gemm.cu")),

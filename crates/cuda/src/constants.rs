@@ -29,6 +29,15 @@ pub(crate) const MOE_GLU_STAGES: usize = 4;
 /// Bytes of a tile of a row in `moe_gemv_glu_pipelined`.
 pub(crate) const MOE_GLU_RECORD_BYTES: usize = 192;
 
+/// Row tiles of the gate, at most, in `gated_projection`.
+pub(crate) const GATED_ROW_TILES: usize = 16;
+
+/// Tiles of a slice of the gate's K, at most, in `gated_projection`.
+pub(crate) const GATED_SLICE_TILES: usize = 8;
+
+/// Row tiles of the projection, at most, of a block of `gated_projection`.
+pub(crate) const GATED_PROJECTION_TILES: usize = 64;
+
 /// Rows of activations of a block of a GEMM.
 pub(crate) const GEMM_ROWS: usize = 128;
 
@@ -69,6 +78,11 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
         "gemv_pipelined" => gemv.into(),
         "moe_gemv" => [gemv, moe_gemv].concat(),
         "moe_gemv_glu" => gemv.into_iter().chain(moe_glu).collect(),
+        "gated_projection" => vec![
+            ("GATED_ROW_TILES", GATED_ROW_TILES),
+            ("GATED_SLICE_TILES", GATED_SLICE_TILES),
+            ("GATED_PROJECTION_TILES", GATED_PROJECTION_TILES),
+        ],
         "gemm" => vec![("GEMM_ROWS", GEMM_ROWS), ("GEMM_TILES", GEMM_TILES)],
         GEMM_WGMMA => vec![("GEMM_TILES", GEMM_TILES)],
         "attention" | "kv_append" | ATTENTION_WGMMA => vec![

@@ -53,6 +53,8 @@ pub(crate) struct Driver {
     pub(crate) shared: usize,
     /// `sm_` number, such as 90.
     pub(crate) arch: u32,
+    /// Whether clusters may have more than the 8 blocks that every device with clusters takes.
+    pub(crate) large_clusters: bool,
     /// Bytes of memory in all.
     pub(crate) total_memory: usize,
     error: Mutex<Option<String>>,
@@ -103,6 +105,7 @@ impl Driver {
             sms,
             shared,
             arch,
+            large_clusters: true,
             error: Mutex::default(),
             failed: AtomicBool::new(false),
             recording: AtomicBool::new(false),
@@ -250,6 +253,12 @@ impl Driver {
     pub(crate) fn globals(&self, name: &str) -> Vec<(String, Vec<u8>)> {
         self.wait();
         self.machine.globals(name)
+    }
+
+    /// Whether the blocks of one cluster of a launch fit side by side.
+    pub(crate) fn fits_cluster(&self, kernel: &Kernel, grid: Grid) -> bool {
+        let may = grid.cluster <= 8 || self.large_clusters;
+        may && self.ready() && self.keep(self.machine.fits_cluster(kernel, grid)) == Some(true)
     }
 
     /// Starts a kernel after everything before it.

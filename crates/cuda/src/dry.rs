@@ -40,6 +40,15 @@ impl DryRun {
             arch: 10 * self.capability.0 + self.capability.1,
         }
     }
+
+    /// Blocks of a cluster, at most.
+    fn most_cluster_blocks(self) -> usize {
+        match self.capability.0 {
+            ..9 => 1,
+            9 | 10 => 16,
+            _ => 8,
+        }
+    }
 }
 
 /// Bytes of shared memory, at most, that kernels declare themselves, by how their names start; 512
@@ -47,6 +56,7 @@ impl DryRun {
 const DECLARED_SHARED: &[(&str, usize)] = &[
     ("delta_rule", 29_952),
     ("delta_fused", 18_560),
+    ("gated_projection", 18_176),
     ("moe_dense_norm", 640),
     ("moe_gemv_pipelined", 512),
     ("moe_gemv_glu", 512),
@@ -120,6 +130,10 @@ impl Dry {
         };
         if !(1..=1024).contains(&threads) {
             return Some(format!("blocks of {threads} threads"));
+        }
+        let most = self.device.most_cluster_blocks();
+        if self.device.capability.0 >= 9 && grid.cluster > most {
+            return Some(format!("clusters of {} blocks of {most}", grid.cluster));
         }
         let is_fine = (1..1 << 31).contains(&x) && (1..1 << 16).contains(&y);
         (!is_fine).then(|| format!("{x} by {y} blocks"))
@@ -198,6 +212,10 @@ impl Machine for Dry {
 
     fn wait(&self) -> Result<(), String> {
         Ok(())
+    }
+
+    fn fits_cluster(&self, _: &Kernel, grid: Grid) -> Result<bool, String> {
+        Ok(grid.cluster <= self.device.most_cluster_blocks())
     }
 
     fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String> {

@@ -234,11 +234,27 @@ impl Gpu {
             // SAFETY: the module was just loaded; it stays for good.
             let entry = unsafe { result::module::get_function(module, name) }?;
             self.allow_shared_memory(entry)?;
+            self.allow_large_clusters(entry);
             Ok(Function { entry, module })
         });
         let function = while_doing(&format!("loading kernel {kernel}"), loaded)?;
         functions.insert(kernel.clone(), function);
         Ok(function)
+    }
+
+    /// Lets launches of a kernel have clusters of more blocks than the 8 that every device with clusters takes.
+    fn allow_large_clusters(&self, entry: sys::CUfunction) {
+        use sys::CUfunction_attribute_enum as A;
+        if self.has_clusters {
+            // SAFETY: the function is loaded. A device that has no such clusters refuses; launches do not ask for any then.
+            let _ = unsafe {
+                result::function::set_function_attribute(
+                    entry,
+                    A::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+                    1,
+                )
+            };
+        }
     }
 
     /// Lets launches of a kernel ask for all the shared memory that its own leaves of a block's. Without this, both
@@ -265,7 +281,57 @@ impl Gpu {
     }
 }
 
+impl Gpu {
+    /// Gives `run` the configuration of a launch.
+    fn with_config<T>(&self, grid: Grid, run: impl FnOnce(*const sys::CUlaunchConfig) -> T) -> T {
+        let whole = if self.has_clusters { 1 } else { grid.cluster };
+        // SAFETY: plain numbers; all zeros is a value.
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let [dependent, cluster] = &mut attributes;
+        dependent.id =
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        dependent.value.programmaticStreamSerializationAllowed = 1;
+        cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+            x: grid.cluster as u32,
+            y: 1,
+            z: 1,
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: (grid.blocks.0 / whole) as u32,
+            gridDimY: grid.blocks.1 as u32,
+            gridDimZ: 1,
+            blockDimX: (grid.threads * whole) as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared as u32,
+            hStream: self.stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: match (self.has_clusters, grid.cluster) {
+                (false, _) => 0,
+                (true, 1) => 1,
+                (true, _) => 2,
+            },
+        };
+        run(&raw const config)
+    }
+}
+
 impl Machine for Gpu {
+    fn fits_cluster(&self, kernel: &Kernel, grid: Grid) -> Result<bool, String> {
+        if grid.cluster <= 8 || !self.has_clusters {
+            return Ok(grid.cluster == 1 || self.has_clusters);
+        }
+        let entry = self.function(kernel)?.entry;
+        let mut clusters = 0;
+        let found = self.with_config(grid, |config| {
+            // SAFETY: one integer to write; the function is loaded and the configuration is whole.
+            unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, entry, config) }
+        });
+        // An error says that the device has no clusters of this size.
+        Ok(found.result().is_ok() && clusters > 0)
+    }
+
     fn make_current(&self) {
         CURRENT.with(|current| {
             if current.get() != self.context as usize {
@@ -357,48 +423,21 @@ impl Machine for Gpu {
             .each()
             .map(|words| words.as_ptr().cast_mut().cast())
             .collect();
-        let whole = if self.has_clusters { 1 } else { grid.cluster };
-        // SAFETY: plain numbers; all zeros is a value.
-        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
-        let [dependent, cluster] = &mut attributes;
-        dependent.id =
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        dependent.value.programmaticStreamSerializationAllowed = 1;
-        cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
-            x: grid.cluster as u32,
-            y: 1,
-            z: 1,
-        };
-        let config = sys::CUlaunchConfig {
-            gridDimX: (grid.blocks.0 / whole) as u32,
-            gridDimY: grid.blocks.1 as u32,
-            gridDimZ: 1,
-            blockDimX: (grid.threads * whole) as u32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid.shared as u32,
-            hStream: self.stream,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: match (self.has_clusters, grid.cluster) {
-                (false, _) => 0,
-                (true, 1) => 1,
-                (true, _) => 2,
-            },
-        };
-        // SAFETY: the arguments are those of the kernel's signature, in order, each in
-        // words of its own; the kernel keeps to the tensors whose addresses it gets,
-        // which outlive it because memory is reused in the order of the one stream.
-        let done = unsafe {
-            sys::cuLaunchKernelEx(
-                &raw const config,
-                function.entry,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        done.result()
-            .map_err(|e| format!("launching {kernel}: {}", describe(e.0)))
+        self.with_config(grid, |config| {
+            // SAFETY: the arguments are those of the kernel's signature, in order, each in
+            // words of its own; the kernel keeps to the tensors whose addresses it gets,
+            // which outlive it because memory is reused in the order of the one stream.
+            unsafe {
+                sys::cuLaunchKernelEx(
+                    config,
+                    function.entry,
+                    pointers.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            }
+        })
+        .result()
+        .map_err(|e| format!("launching {kernel}: {}", describe(e.0)))
     }
 
     fn compile(&self, kernels: Vec<Kernel>) {

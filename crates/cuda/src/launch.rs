@@ -8,7 +8,7 @@ use crate::memory::{Arena, Block, Cell};
 use crate::pack::TILE;
 use crate::record::{Bound, Frequencies, Rows};
 use crate::tuning::Tunings;
-use crate::{Kernel, attention, delta, elementwise, kv, matmul, moe};
+use crate::{Kernel, attention, delta, elementwise, gated_projection, kv, matmul, moe};
 use fusion::{Kind, Op, OpList, Operand, Value, fuse};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -65,6 +65,15 @@ impl fusion::Device for Abilities<'_> {
         ) {
             (Bound::Experts { table, .. }, Bound::Weights(w)) => {
                 moe::joins(self.device, table, top_k, w, rows)
+            }
+            _ => false,
+        }
+    }
+
+    fn projects_gates(&self, gate: Operand, projection: Operand, rows: usize) -> bool {
+        match [gate, projection].map(|w| &self.bound[w.0 as usize]) {
+            [Bound::Weights(gate), Bound::Weights(projection)] => {
+                gated_projection::Matrices { gate, projection }.fit(&self.device.driver, rows)
             }
             _ => false,
         }
@@ -297,6 +306,7 @@ impl Launch<'_> {
             Kind::Product { .. } => matmul::product(self, op),
             Kind::ChosenProduct { .. } => matmul::chosen_product(self, op),
             Kind::BestGroups { .. } => matmul::best_groups(self, op),
+            Kind::GatedProjection { .. } => gated_projection::launch(self, op),
             Kind::KvAppend { .. } => kv::append(self, op),
             Kind::HeadsAppend { .. } => kv::heads_append(self, op),
             Kind::Attend { .. } => attention::attend(self, op),

@@ -25,6 +25,7 @@ mod delta;
 mod driver;
 mod dry;
 mod elementwise;
+mod gated_projection;
 mod gemm;
 mod gpu;
 mod kv;

@@ -250,7 +250,7 @@ impl RotatedInput {
 }
 
 /// The weights that `operand` is.
-fn bound<'a>(l: &'a Launch<'_>, operand: Operand) -> &'a Weights {
+pub(crate) fn bound<'a>(l: &'a Launch<'_>, operand: Operand) -> &'a Weights {
     match l.bound(operand) {
         Bound::Weights(w) => w,
         _ => unreachable!("recorded as weights"),

@@ -24,6 +24,9 @@ impl Device for Gpu {
     fn joins_experts(&self, _: Operand, _: usize, _: Operand, _: usize) -> bool {
         false
     }
+    fn projects_gates(&self, _: Operand, _: Operand, _: usize) -> bool {
+        false
+    }
 }
 
 fn main() {

@@ -185,6 +185,7 @@ impl Machine {
             | Kind::DeltaNormGlu { .. }
             | Kind::NormGlu { .. }
             | Kind::GluColumns { .. }
+            | Kind::GatedProjection { .. }
             | Kind::ExpertsBeside { .. }
             | Kind::ResidualNorm { .. } => self.fused(list, op, x),
         }
@@ -228,6 +229,17 @@ impl Machine {
                 let mut made = vec![b.glu(x.remove(0), &c, *activation)];
                 made.extend((op.outputs.len() > 1).then_some(c));
                 made
+            }
+            Kind::GatedProjection {
+                gate,
+                activation,
+                first,
+                projection,
+            } => {
+                let gate = product(&x[0], self.matrix(*gate));
+                let c = b.columns(&x[1], *first, gate.cols());
+                let y = b.glu(gate, &c, *activation);
+                vec![product(&y, self.matrix(*projection))]
             }
             Kind::ExpertsBeside {
                 experts,

@@ -274,6 +274,17 @@ pub enum Kind {
         /// The first column.
         first: usize,
     },
+    /// `x, v -> z`: `z = (activation(x gateᵀ) c) projectionᵀ`, where `c` is as many columns of `v` as the gate has.
+    GatedProjection {
+        /// The gate's matrix.
+        gate: Operand,
+        /// The gate's function.
+        activation: Activation,
+        /// The first column of `v`.
+        first: usize,
+        /// The matrix that multiplies what the gate lets through.
+        projection: Operand,
+    },
     /// `x, weight?, gate -> n, y`: `n` the RMS norm of each head of `x`, `y = activation(gate)
     /// n`.
     NormGlu {
@@ -352,6 +363,7 @@ impl Kind {
             Kind::NormRope { .. } => "norm_rope",
             Kind::HeadsAppend { .. } => "heads_append",
             Kind::GluColumns { .. } => "glu_columns",
+            Kind::GatedProjection { .. } => "gated_projection",
             Kind::NormGlu { .. } => "norm_glu",
             Kind::DeltaNormGlu { .. } => "delta_norm_glu",
             Kind::ExpertsBeside { .. } => "experts_beside",
@@ -550,7 +562,10 @@ fn attributes(kind: &Kind, f: &mut Formatter<'_>) -> fmt::Result {
         }
         Kind::AttendNear(near) => write!(f, " {} rows", near.window),
         Kind::Columns { first } => write!(f, " from {first}"),
-        Kind::GluColumns { activation, first } => write!(f, " {activation:?} from {first}"),
+        Kind::GluColumns { activation, first }
+        | Kind::GatedProjection {
+            activation, first, ..
+        } => write!(f, " {activation:?} from {first}"),
         Kind::Experts { top_k, .. } | Kind::Combine { top_k } => write!(f, " top_k={top_k}"),
         Kind::ExpertsBeside { top_k, product, .. } => {
             write!(f, " top_k={top_k}")?;

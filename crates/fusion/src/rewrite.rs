@@ -22,6 +22,10 @@ pub trait Device {
     /// Whether the product of `rows` rows with `weights` can be computed beside the second product of
     /// the experts.
     fn joins_experts(&self, experts: Operand, top_k: usize, weights: Operand, rows: usize) -> bool;
+
+    /// Whether one kernel multiplies `rows` rows with `gate`, gates columns of another tensor with the result and
+    /// multiplies what comes out with `projection`.
+    fn projects_gates(&self, gate: Operand, projection: Operand, rows: usize) -> bool;
 }
 
 /// Applies every rule, in order, wherever it fits. Returns the names of the rules that were

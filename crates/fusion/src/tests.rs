@@ -33,6 +33,9 @@ impl Device for Ample {
     fn joins_experts(&self, _: Operand, _: usize, _: Operand, _: usize) -> bool {
         true
     }
+    fn projects_gates(&self, _: Operand, _: Operand, _: usize) -> bool {
+        true
+    }
 }
 
 /// Numbers of no pattern in `-1 .. 1`.
@@ -142,6 +145,11 @@ fn operands(rule: &str) -> HashMap<u32, Bound> {
             };
             vec![Bound::Experts(experts), Bound::Matrix(matrix(70, 64, 128))]
         }
+        "gated_projection" => vec![
+            Bound::Rows(Vec::new()),
+            Bound::Matrix(matrix(70, 4, 8)),
+            Bound::Matrix(matrix(71, 8, 4)),
+        ],
         _ => vec![Bound::Rows(Vec::new()), Bound::Matrix(matrix(70, 4, 8))],
     };
     (0..).zip(list).collect()
@@ -210,7 +218,10 @@ fn random_list(steps: &[(u8, u8, u8, bool)]) -> OpList {
             head_dim: 8,
             batch: Operand(1),
         };
-        let (kind, inputs) = match kind % 12 {
+        let product = Kind::Product {
+            weights: vec![Operand(4)],
+        };
+        let (kind, inputs) = match kind % 14 {
             0 | 1 => (Kind::Add, vec![a, b]),
             2 | 3 => (norm(16), vec![a, weight]),
             4 => (norm(8), vec![a, head_weight]),
@@ -220,6 +231,7 @@ fn random_list(steps: &[(u8, u8, u8, bool)]) -> OpList {
             8 => (Kind::GateRows { activation }, vec![a, gates]),
             9 => (Kind::Rope(rope), vec![a]),
             10 => (Kind::Columns { first: 8 }, vec![row]),
+            11 | 12 => (product, vec![a]),
             _ => (
                 Kind::ReplaceRows {
                     pairs: Operand(3),
@@ -273,14 +285,15 @@ fn rows_are_replaced_as_the_reference_does_it() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn rules_change_no_bit_of_any_list(steps in prop::collection::vec((0u8..12, 0u8..4, 0u8..4, prop::bool::weighted(0.2)), 1..24)) {
+    fn rules_change_no_bit_of_any_list(steps in prop::collection::vec((0u8..14, 0u8..4, 0u8..4, prop::bool::weighted(0.2)), 1..24)) {
         let before = random_list(&steps);
         let mut after = before.clone();
         fuse(&mut after, &Ample);
-        prop_assert!(after.ops.len() <= before.ops.len() + 1, "one conversion to f16 at most");
+        let products = before.ops.iter().filter(|op| matches!(op.kind, Kind::Product { .. })).count();
+        prop_assert!(after.ops.len() <= before.ops.len() + products, "one conversion to f16 a product at most");
         let operands = || {
             let rope = backend::Rope { head_dim: 8, pair_offset: 4, frequencies: noise(90, 4), axes: Vec::new() };
-            let bound = [Bound::Rope(rope), Bound::Batch(batch()), Bound::Matrix(matrix(70, 4, 16)), Bound::Rows(vec![0, 2, 1, 0])];
+            let bound = [Bound::Rope(rope), Bound::Batch(batch()), Bound::Matrix(matrix(70, 4, 16)), Bound::Rows(vec![0, 2, 1, 0]), Bound::Matrix(matrix(71, 16, 16))];
             (0..).zip(bound).collect::<HashMap<u32, Bound>>()
         };
         prop_assert_eq!(kept(&before, &before, operands()), kept(&before, &after, operands()), "{}\n{}", before, after);

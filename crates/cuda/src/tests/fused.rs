@@ -2,7 +2,7 @@
 
 use super::attention::{AttentionCase, format_of};
 use super::experts::{experts, matrix, mixture};
-use super::{gpu, noise};
+use super::{fp8, fp8_noise, gpu, gpu_with, noise};
 use crate::Cuda;
 use crate::elementwise::MANY_ROWS;
 use backend::{
@@ -269,6 +269,64 @@ fn gpu_products_of_attention_have_the_bits_of_their_parts() {
             &product(false),
             &product(true),
         );
+    }
+    cuda.finish().unwrap();
+}
+
+/// A narrow gate between two products, as one kernel takes them in some formats and numbers of rows, and as three.
+#[test]
+fn gpu_small_gated_projections_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
+    assert_gated_projections_are_as_alone(&cuda);
+    // With clusters that every device has.
+    let small = gpu_with(|driver| driver.large_clusters = false);
+    assert_gated_projections_are_as_alone(&small.expect("a GPU, as before"));
+}
+
+/// Asserts that gates between two products are the same from one kernel as from three.
+fn assert_gated_projections_are_as_alone(cuda: &Cuda) {
+    let b: &dyn Backend = cuda;
+    for (name, hidden, inner) in [
+        ("affine4-g64", 2560, 256),
+        ("affine4-g64", 1536, 256),
+        ("affine8-g64", 1024, 256),
+        ("affine5-g32", 704, 160),
+        ("q4_0", 192, 32),
+        ("q8_0", 4096, 128),
+        ("bf16", 640, 48),
+        ("fp8", 1056, 224),
+        // More columns than one kernel takes, rotated ones, and those that tensor cores do not take.
+        ("affine4-g64", 640, 320),
+        ("tq4_1s", 640, 64),
+        ("f32", 128, 64),
+    ] {
+        let weights = |seed, rows, cols| match name {
+            "fp8" => {
+                let [codes, scales] = fp8_noise(rows, cols, 32);
+                b.matrix(&[fp8(rows, cols, 32, &codes, &scales)])
+            }
+            _ => matrix(b, quant::format(name).unwrap(), seed, [rows, cols]),
+        };
+        let (gate, projection) = (weights(1, inner, hidden), weights(2, hidden, inner));
+        let norm = cuda.upload(1, hidden, &noise(5, hidden));
+        for n in [1, 2, 3, 8, 9, 16, 40] {
+            let up = |seed, cols| cuda.upload(n, cols, &noise(seed, n * cols));
+            let (x, v) = (up(3, hidden), up(4, 500));
+            let made = |alone| {
+                let h = cuda.rms_norm(&x, Some(&norm), hidden, 1e-6);
+                tell(cuda, alone, &h);
+                let g = b.matmul(&h, &gate);
+                tell(cuda, alone, &g);
+                let c = cuda.columns(&v, 101, inner);
+                tell(cuda, alone, &c);
+                let y = cuda.glu(g, &c, Activation::GeluTanh);
+                drop(c);
+                tell(cuda, alone, &y);
+                b.matmul(&y, &projection)
+            };
+            let what = format!("{n} rows, {inner} columns of {hidden} in {name}");
+            same(cuda, &what, &made(false), &made(true));
+        }
     }
     cuda.finish().unwrap();
 }

@@ -1,6 +1,6 @@
 //! Tables, products and norms.
 
-use super::{PRODUCT, SUM, close, fp8, gpu, gpu_with, noise};
+use super::{PRODUCT, SUM, close, fp8, fp8_noise, gpu, gpu_with, noise};
 use crate::Cuda;
 use backend::{Backend, NearAttention, Record, Reference, Store};
 use quant::Scalar;
@@ -157,10 +157,7 @@ fn gpu_small_products_of_e4m3_are_close_to_the_reference() {
         return;
     };
     for (tile, rows, cols) in [(32, 100, 352), (128, 40, 4096), (8320, 33, 8320)] {
-        let code = |v: f32| ((v.to_bits() >> 20) as u8 & 0xbf) | (v.to_bits() >> 24) as u8 & 0x80;
-        let codes: Vec<u8> = noise(1, rows * cols).into_iter().map(code).collect();
-        let scales = noise(3, rows * cols.div_ceil(tile));
-        let scales: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let [codes, scales] = fp8_noise(rows, cols, tile);
         let w = fp8(rows, cols, tile, &codes, &scales);
         for n in [1, 3, 8, 9, 40] {
             let x = noise(2, n * cols);

@@ -75,6 +75,7 @@ fn reads_rows(kind: &Kind) -> bool {
             | Kind::ChosenProduct { .. }
             | Kind::Experts { .. }
             | Kind::ExpertsBeside { .. }
+            | Kind::GatedProjection { .. }
     )
 }
 
@@ -128,6 +129,7 @@ fn inputs(m: &mut Match<'_>, at: usize) -> Option<usize> {
     let reads = match &op.kind {
         Kind::Product { weights } => weights.iter().any(|&w| m.device.reads_f16(w)),
         Kind::ChosenProduct { weights } => m.device.reads_f16(*weights),
+        Kind::GatedProjection { gate, .. } => m.device.reads_f16(*gate),
         Kind::Experts { experts, .. } | Kind::ExpertsBeside { experts, .. } => {
             m.device.reads_f16(*experts)
         }

@@ -2,7 +2,7 @@
 
 use crate::rewrite::Match;
 use crate::rules::Rule;
-use crate::{Kind, Op, OpList};
+use crate::{Kind, Op, OpList, Operand};
 use backend::Activation;
 
 /// The norm of heads that a gate is for.
@@ -46,6 +46,28 @@ pub(crate) const COLUMNS: Rule = Rule {
     rewritten: "v3'[3x4] = glu_columns GeluTanh from 8 (v1, v0)\n",
     starts_at: |kind| matches!(kind, Kind::Glu { .. }),
     rewrite: columns,
+};
+
+/// A narrow gate between two products.
+pub(crate) const PROJECTION: Rule = Rule {
+    name: "gated_projection",
+    pattern: "g = x gateᵀ; y = activation(g) c; z = y wᵀ, c columns of a tensor, which nobody else reads",
+    replacement: "z = gated_projection(x, v), c being columns of v",
+    example: || {
+        let mut list = OpList::default();
+        let [x, v] = [list.value(3, 8), list.value(3, 12)];
+        let weights = vec![Operand(1)];
+        let gate = list.make(Kind::Product { weights }, &[x], 3, 4);
+        let (activation, first) = (Activation::GeluTanh, 8);
+        let y = list.make(Kind::GluColumns { activation, first }, &[gate, v], 3, 4);
+        let weights = vec![Operand(2)];
+        let z = list.make(Kind::Product { weights }, &[y], 3, 8);
+        list.keep(z);
+        list
+    },
+    rewritten: "v0' = to_f16 (v0)\nv4[3x8] = gated_projection GeluTanh from 8 (v0', v1)\n",
+    starts_at: |kind| matches!(kind, Kind::Product { .. }),
+    rewrite: projection,
 };
 
 fn norm(m: &mut Match<'_>, at: usize) -> Option<usize> {
@@ -93,4 +115,39 @@ fn columns(m: &mut Match<'_>, at: usize) -> Option<usize> {
     let inputs = vec![gate, m.op(columns).inputs[0]];
     let kind = Kind::GluColumns { activation, first };
     m.replace(&[columns, at], Op::new(kind, inputs, outputs))
+}
+
+fn projection(m: &mut Match<'_>, at: usize) -> Option<usize> {
+    let single = |kind: &Kind| match kind {
+        Kind::Product { weights } => match weights[..] {
+            [w] => Some(w),
+            _ => None,
+        },
+        _ => None,
+    };
+    let projection = single(&m.op(at).kind)?;
+    let glu = m.private_maker(m.op(at).inputs[0])?;
+    let (activation, first) = match m.op(glu).kind {
+        Kind::Glu { activation } => (activation, 0),
+        Kind::GluColumns { activation, first } if m.op(glu).outputs.len() == 1 => {
+            (activation, first)
+        }
+        _ => return None,
+    };
+    let [g, v] = [m.op(glu).inputs[0], m.op(glu).inputs[1]];
+    let product = m.private_maker(g)?;
+    let gate = single(&m.op(product).kind)?;
+    let x = m.op(product).inputs[0];
+    let [rows, _] = m.list.shape(x);
+    if !m.device.projects_gates(gate, projection, rows) {
+        return None;
+    }
+    let kind = Kind::GatedProjection {
+        gate,
+        activation,
+        first,
+        projection,
+    };
+    let outputs = m.op(at).outputs.clone();
+    m.replace(&[product, glu, at], Op::new(kind, vec![x, v], outputs))
 }

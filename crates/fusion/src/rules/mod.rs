@@ -50,6 +50,7 @@ pub const RULES: &[Rule] = &[
     glu::COLUMNS,
     products::SAME_INPUT,
     beside_experts::GATE,
+    glu::PROJECTION,
     f16::INPUTS,
     f16::KEPT,
     f16::EPILOGUE,
