@@ -10,7 +10,7 @@ use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::{self, assert_lossless_over_splits};
 use crate::media::{SEEING, assert_pictures_change_nothing};
 use crate::mixed::assert_mixed_batches_hold;
-use crate::packed::assert_lossless_with_rotated_weights;
+use crate::packed::{ROTATED, assert_lossless_stored_as};
 use crate::pooled::assert_vectors_hold;
 use crate::preempt::assert_preemption_changes_nothing;
 use crate::reuse::assert_reuse_changes_nothing;
@@ -56,7 +56,18 @@ fn speculation_never_changes_a_token_on_a_gpu() {
 #[test]
 fn speculation_never_changes_a_token_with_rotated_weights_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
-    assert_lossless_with_rotated_weights(&[gpu.clone(), gpu]);
+    assert_lossless_stored_as(ROTATED, TRAINED, &[gpu.clone(), gpu]);
+}
+
+/// Gemma 4's per-layer inputs are one kernel where the matrices of both products are in one format, which those of the
+/// bundled model are not.
+#[test]
+fn speculation_never_changes_a_token_of_fused_per_layer_inputs_on_a_gpu() {
+    let Some(gpu) = gpu() else { return };
+    let has_them = |subject: &&Subject| subject.target == "models/tiny-gemma4-e";
+    let subject = *TRAINED.iter().find(has_them).unwrap();
+    let formats = [("q4_0", "none"), ("bf16", "none")];
+    assert_lossless_stored_as(formats, &[subject], &[gpu.clone(), gpu]);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Weights with rotated columns, multiplied at their packed size: what is written depends on them, and not on drafts.
+//! Weights in other formats than the bundled models', rotated ones among them, multiplied at their packed size: what is
+//! written depends on them, and not on drafts.
 
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TRAINED, greedy_prompts};
@@ -15,9 +16,8 @@ use weights::Checkpoint;
 #[test]
 fn speculation_never_changes_a_token_with_rotated_weights() {
     let isas = Isa::available();
-    assert_lossless_with_rotated_weights(
-        &[1, 2].map(|threads| backend(*isas.last().unwrap(), threads)),
-    );
+    let backends = [1, 2].map(|threads| backend(*isas.last().unwrap(), threads));
+    assert_lossless_stored_as(ROTATED, TRAINED, &backends);
 }
 
 /// `subject` as a GGUF file with weights in `format`, the MTP head with 8 bits if it is pinned.
@@ -45,9 +45,16 @@ fn stored_as(subject: &Subject, format: &str, pins: &str) -> Subject {
     }
 }
 
-/// Asserts that the trained subjects, with weights in each format, write the same with every drafter as by plain
+/// Formats whose columns are rotated, and what of the MTP head keeps 8 bits.
+pub(crate) const ROTATED: [(&str, &str); 2] = [("tq3_1s", "none"), ("tq4_1s", "mtp")];
+
+/// Asserts that trained `subjects`, with weights in each of `formats`, write the same with every drafter as by plain
 /// decoding, on one of `backends` as on the other.
-pub(crate) fn assert_lossless_with_rotated_weights(backends: &[Arc<dyn Backend>; 2]) {
+pub(crate) fn assert_lossless_stored_as(
+    formats: [(&str, &str); 2],
+    subjects: &[Subject],
+    backends: &[Arc<dyn Backend>; 2],
+) {
     let drafts = [
         (Draft::Head, Fixed(3), 64, 2),
         (Draft::Eagle3, UpTo(8), 33, 3),
@@ -55,14 +62,11 @@ pub(crate) fn assert_lossless_with_rotated_weights(backends: &[Arc<dyn Backend>;
         (Draft::Portfolio, UpTo(8), 64, 1),
         (Draft::Oracle, Fixed(8), 512, 3),
     ];
-    for (s, subject) in TRAINED.iter().enumerate() {
+    for (s, subject) in subjects.iter().enumerate() {
         let name = subject.target.strip_prefix("models/").unwrap();
         let prompts = &greedy_prompts(name)[..3];
         let (mut texts, mut accepted) = (Vec::new(), 0);
-        for (f, (format, pins)) in [("tq3_1s", "none"), ("tq4_1s", "mtp")]
-            .into_iter()
-            .enumerate()
-        {
+        for (f, (format, pins)) in formats.into_iter().enumerate() {
             let subject = stored_as(subject, format, pins);
             let (what, sampling) = &samplings()[(s + f) % 3];
             let plain = Setup::plain(subject, &backends[f]);

@@ -533,17 +533,8 @@ KERNEL __launch_bounds__(THREADS, 1)
             w[i] = *(const float2 *) (end.weight + i * 64 + 2 * lane);
             g[i] = *(const float2 *) (end.gate + at + i * 64);
         }
-        const float inverse = inverse_rms_of_run(v, end.eps);
-#pragma unroll
-        for (int i = 0; i < tiles; i++) {
-            v[i].x = v[i].x * inverse * w[i].x;
-            v[i].y = v[i].y * inverse * w[i].y;
-            if (end.n) *(float2 *) (end.n + at + i * 64) = v[i];
-            v[i].x = activate(end.activation, g[i].x) * v[i].x;
-            v[i].y = activate(end.activation, g[i].y) * v[i].y;
-            if (end.y) *(float2 *) (end.y + at + i * 64) = v[i];
-            store_activation_tile(end.f16, start + r, head * tiles + i, v[i].x, v[i].y);
-        }
+        store_gated_norm(v, w, g, end.eps, end.activation, end.n ? end.n + at : nullptr, end.y ? end.y + at : nullptr,
+                         end.f16, start + r, head * tiles);
     }
 #endif
 }

@@ -45,6 +45,38 @@ KERNEL __launch_bounds__(256) glu(GluArgs a) {
     pdl_sync();
     glu_chunk(a, blockIdx.y, blockIdx.x);
 }
+// The same of many rows: block (row, GLU_CHUNKS chunks). A thread loads its pairs of all chunks before it computes any,
+// so that more of them are on their way.
+#define GLU_CHUNKS 4
+KERNEL __launch_bounds__(256) glu_rows(GluArgs a) {
+    pdl_sync();
+    const u64 row = blockIdx.x;
+    const int first = blockIdx.y * GLU_CHUNKS;
+    if (!are_glu_pairs(a)) {
+#pragma unroll 1
+        for (int i = 0; i < GLU_CHUNKS; i++) glu_chunk(a, first + i, row);
+        return;
+    }
+    const float *gate = a.gate + row * a.gate_stride, *x = a.x + row * a.x_stride;
+    float2 gates[GLU_CHUNKS], own[GLU_CHUNKS];
+#pragma unroll
+    for (int i = 0; i < GLU_CHUNKS; i++) {
+        gates[i] = own[i] = make_float2(0.0f, 0.0f);
+        const int c = 2 * ((first + i) * blockDim.x + threadIdx.x);
+        if (c < a.cols) gates[i] = *(const float2 *) (gate + c), own[i] = *(const float2 *) (x + c);
+    }
+#pragma unroll
+    for (int i = 0; i < GLU_CHUNKS; i++)
+        for_pair_of_chunk(first + i, a.cols, [&](int c) {
+            const float2 v = make_float2(activate(a.activation, gates[i].x) * own[i].x,
+                                         activate(a.activation, gates[i].y) * own[i].y);
+            if (c < a.cols) {
+                if (a.y) *(float2 *) (a.y + row * a.cols + c) = v;
+                if (a.copy) *(float2 *) (a.copy + row * a.cols + c) = own[i];
+            }
+            store_activation_tile(a.f16, row, c / 64, v.x, v.y);
+        });
+}
 // y = activation(gate[row]) * x
 KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u64 n) {
     pdl_sync();

@@ -259,6 +259,11 @@ DEVICE void for_pair_of_chunk(int chunk, int cols, F f) {
 }
 // How many chunks, a block each, a gate of `cols` columns has in a row.
 DEVICE int glu_chunks(int cols) { return (cols + 2 * blockDim.x - 1) / (2 * blockDim.x); }
+// Whether all pairs of columns can be loaded and stored at once.
+DEVICE bool are_glu_pairs(const GluArgs &a) {
+    return ((a.cols | a.gate_stride | a.x_stride) & 1) == 0 &&
+           (((u64) a.gate | (u64) a.x | (u64) a.y | (u64) a.copy) & 7) == 0;
+}
 DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
     for_pair_of_chunk(chunk, a.cols, [&](int c) {
         const float *gate = a.gate + row * a.gate_stride + c, *x = a.x + row * a.x_stride + c;
@@ -282,6 +287,24 @@ DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
         }
         store_activation_tile(a.f16, row, c / 64, v.x, v.y);
     });
+}
+
+// The norm of a run, as in `inverse_rms_of_run`, and the gate that it is for: the norm to `n` and the gated run to `y`,
+// both at the lane's first pair and both unless null, and as tiles of `h` from number `tile` of row `row` on.
+template <int TILES>
+DEVICE void store_gated_norm(float2 (&v)[TILES], const float2 (&weight)[TILES], const float2 (&gate)[TILES], float eps,
+                             int activation, float *n, float *y, const Activations &h, u64 row, int tile) {
+    const float inverse = inverse_rms_of_run(v, eps);
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        v[i].x = v[i].x * inverse * weight[i].x;
+        v[i].y = v[i].y * inverse * weight[i].y;
+        if (n) *(float2 *) (n + i * 64) = v[i];
+        v[i].x = activate(activation, gate[i].x) * v[i].x;
+        v[i].y = activate(activation, gate[i].y) * v[i].y;
+        if (y) *(float2 *) (y + i * 64) = v[i];
+        store_activation_tile(h, row, tile + i, v[i].x, v[i].y);
+    }
 }
 
 // Sine and cosine of RoPE's pair `j`, by its frequency and, behind all frequencies, the axis of the position it reads.

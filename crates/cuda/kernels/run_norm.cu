@@ -21,17 +21,8 @@ KERNEL __launch_bounds__(256) rms_norm_glu_runs(const float *x, const float *wei
         v[i] = *(const float2 *) (x + at + i * 64);
         g[i] = *(const float2 *) (gate + at + i * 64);
     }
-    const float inverse = inverse_rms_of_run(v, eps);
     const int runs_of_row = h.stride / (TILES * 64);
     const u64 row = run / runs_of_row;
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        v[i].x = v[i].x * inverse * w[i].x;
-        v[i].y = v[i].y * inverse * w[i].y;
-        if (n) *(float2 *) (n + at + i * 64) = v[i];
-        v[i].x = activate(f, g[i].x) * v[i].x;
-        v[i].y = activate(f, g[i].y) * v[i].y;
-        if (y) *(float2 *) (y + at + i * 64) = v[i];
-        store_activation_tile(h, row, (int) (run - row * runs_of_row) * TILES + i, v[i].x, v[i].y);
-    }
+    store_gated_norm(v, w, g, eps, f, n ? n + at : nullptr, y ? y + at : nullptr, h, row,
+                     (int) (run - row * runs_of_row) * TILES);
 }

@@ -371,10 +371,18 @@ pub(crate) fn glu_blocks(cols: usize, threads: usize) -> usize {
     cols.div_ceil(2 * threads)
 }
 
+/// Parts of a row that a block of `glu_rows` takes.
+const GLU_CHUNKS: usize = 4;
+
 /// Launches a gate of `rows` by itself.
 pub(crate) fn launch_glu(device: &Device, glu: &GluArgs, rows: usize) {
-    let grid = Grid::rect(rows, glu_blocks(glu.cols as usize, PART), PART);
-    device.launch(&kernel("glu"), grid, Args::default().of(glu));
+    let chunks = glu_blocks(glu.cols as usize, PART);
+    let (name, blocks) = match rows {
+        MANY_ROWS.. => ("glu_rows", chunks.div_ceil(GLU_CHUNKS)),
+        _ => ("glu", chunks),
+    };
+    let grid = Grid::rect(rows, blocks, PART);
+    device.launch(&kernel(name), grid, Args::default().of(glu));
 }
 
 fn glu(l: &Launch<'_>, op: &Op) {

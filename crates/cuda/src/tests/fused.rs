@@ -3,8 +3,10 @@
 use super::attention::{AttentionCase, format_of};
 use super::experts::{experts, matrix, mixture};
 use super::{fp8, fp8_noise, gpu, gpu_with, noise};
-use crate::Cuda;
+use crate::driver::Driver;
 use crate::elementwise::MANY_ROWS;
+use crate::tuning::Tunings;
+use crate::{Cuda, DryRun};
 use backend::{
     Activation, Backend, Batch, BatchSeq, Experts, KvSpec, Matrix, Ops, Position, Record, Rope,
     Row, Store, Tensor,
@@ -273,33 +275,15 @@ fn gpu_products_of_attention_have_the_bits_of_their_parts() {
     cuda.finish().unwrap();
 }
 
-/// A narrow gate between two products, as one kernel takes them in some formats and numbers of rows, and as three.
-#[test]
-fn gpu_small_gated_projections_have_the_bits_of_their_parts() {
-    let Some(cuda) = gpu() else { return };
-    assert_gated_projections_are_as_alone(&cuda);
-    // With clusters that every device has.
-    let small = gpu_with(|driver| driver.large_clusters = false);
-    assert_gated_projections_are_as_alone(&small.expect("a GPU, as before"));
+/// A narrow gate between the products of two matrices.
+struct GatedCase {
+    hidden: usize,
+    gate: Matrix,
+    projection: Matrix,
 }
 
-/// Asserts that gates between two products are the same from one kernel as from three.
-fn assert_gated_projections_are_as_alone(cuda: &Cuda) {
-    let b: &dyn Backend = cuda;
-    for (name, hidden, inner) in [
-        ("affine4-g64", 2560, 256),
-        ("affine4-g64", 1536, 256),
-        ("affine8-g64", 1024, 256),
-        ("affine5-g32", 704, 160),
-        ("q4_0", 192, 32),
-        ("q8_0", 4096, 128),
-        ("bf16", 640, 48),
-        ("fp8", 1056, 224),
-        // More columns than one kernel takes, rotated ones, and those that tensor cores do not take.
-        ("affine4-g64", 640, 320),
-        ("tq4_1s", 640, 64),
-        ("f32", 128, 64),
-    ] {
+impl GatedCase {
+    fn new(b: &dyn Backend, name: &str, hidden: usize, inner: usize) -> Self {
         let weights = |seed, rows, cols| match name {
             "fp8" => {
                 let [codes, scales] = fp8_noise(rows, cols, 32);
@@ -307,28 +291,110 @@ fn assert_gated_projections_are_as_alone(cuda: &Cuda) {
             }
             _ => matrix(b, quant::format(name).unwrap(), seed, [rows, cols]),
         };
-        let (gate, projection) = (weights(1, inner, hidden), weights(2, hidden, inner));
-        let norm = cuda.upload(1, hidden, &noise(5, hidden));
-        for n in [1, 2, 3, 8, 9, 16, 40] {
-            let up = |seed, cols| cuda.upload(n, cols, &noise(seed, n * cols));
-            let (x, v) = (up(3, hidden), up(4, 500));
-            let made = |alone| {
-                let h = cuda.rms_norm(&x, Some(&norm), hidden, 1e-6);
-                tell(cuda, alone, &h);
-                let g = b.matmul(&h, &gate);
-                tell(cuda, alone, &g);
-                let c = cuda.columns(&v, 101, inner);
-                tell(cuda, alone, &c);
-                let y = cuda.glu(g, &c, Activation::GeluTanh);
-                drop(c);
-                tell(cuda, alone, &y);
-                b.matmul(&y, &projection)
-            };
-            let what = format!("{n} rows, {inner} columns of {hidden} in {name}");
-            same(cuda, &what, &made(false), &made(true));
+        GatedCase {
+            hidden,
+            gate: weights(1, inner, hidden),
+            projection: weights(2, hidden, inner),
         }
     }
-    cuda.finish().unwrap();
+
+    /// What `n` rows come to, op by op if they are `alone`.
+    fn run(&self, cuda: &Cuda, n: usize, alone: bool) -> Tensor {
+        let b: &dyn Backend = cuda;
+        let up = |seed, cols| cuda.upload(n, cols, &noise(seed, n * cols));
+        let norm = cuda.upload(1, self.hidden, &noise(5, self.hidden));
+        let h = cuda.rms_norm(&up(3, self.hidden), Some(&norm), self.hidden, 1e-6);
+        tell(cuda, alone, &h);
+        let g = b.matmul(&h, &self.gate);
+        tell(cuda, alone, &g);
+        let c = cuda.columns(&up(4, 500), 101, self.gate.rows);
+        tell(cuda, alone, &c);
+        let y = cuda.glu(g, &c, Activation::GeluTanh);
+        drop(c);
+        tell(cuda, alone, &y);
+        b.matmul(&y, &self.projection)
+    }
+}
+
+/// Formats, hidden columns and a gate's columns that one kernel takes.
+const GATED_CASES: &[(&str, usize, usize)] = &[
+    ("affine4-g64", 2560, 256),
+    ("affine4-g64", 1536, 256),
+    ("affine8-g64", 1024, 256),
+    ("affine5-g32", 704, 160),
+    ("q4_0", 192, 32),
+    ("q8_0", 2048, 128),
+    ("affine4-g64", 4096, 64),
+    ("bf16", 640, 48),
+    ("fp8", 1056, 224),
+];
+
+/// Too many columns of a gate, or of K, rotated ones, and those that tensor cores do not take.
+const SEPARATE_CASES: &[(&str, usize, usize)] = &[
+    ("affine4-g64", 640, 320),
+    ("affine4-g64", 8256, 64),
+    ("tq4_1s", 640, 64),
+    ("f32", 128, 64),
+];
+
+/// A narrow gate between two products, as one kernel takes them in some formats and numbers of rows, and as three.
+#[test]
+fn gpu_small_gated_projections_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
+    // With clusters that every device has, too.
+    let small = gpu_with(|driver| driver.large_clusters = false);
+    for cuda in [cuda, small.expect("a GPU, as before")] {
+        for &(name, hidden, inner) in GATED_CASES.iter().chain(SEPARATE_CASES) {
+            let case = GatedCase::new(&cuda, name, hidden, inner);
+            for n in [1, 2, 3, 8, 9, 16, 40, MANY_ROWS] {
+                let what = format!("{n} rows, {inner} columns of {hidden} in {name}");
+                same(
+                    &cuda,
+                    &what,
+                    &case.run(&cuda, n, false),
+                    &case.run(&cuda, n, true),
+                );
+            }
+        }
+        cuda.finish().unwrap();
+    }
+}
+
+/// Needs no GPU: which gates are one kernel with the products around them.
+#[test]
+fn few_rows_of_a_narrow_gate_take_one_kernel() {
+    let launches = |device: DryRun, large_clusters: bool, (name, hidden, inner), n| {
+        let mut driver = Driver::dry(device);
+        driver.large_clusters = large_clusters;
+        let cuda = Cuda::on(driver, Tunings::new(None, false));
+        let case = GatedCase::new(&cuda, name, hidden, inner);
+        cuda.take_launches();
+        let _z = case.run(&cuda, n, false);
+        cuda.flush();
+        cuda.finish().unwrap();
+        let launches = cuda.take_launches();
+        let found = |blocks: usize| {
+            let blocks = format!("GATED_BLOCKS={blocks} ");
+            launches.iter().any(|l| l.contains(&blocks))
+        };
+        [16, 8].map(found)
+    };
+    let hopper = DryRun::default();
+    let ampere = DryRun {
+        capability: (8, 0),
+        ..hopper
+    };
+    for &case in GATED_CASES {
+        for n in [1, 8, 16] {
+            assert_eq!(launches(hopper, true, case, n), [true, false], "{case:?}");
+            assert_eq!(launches(hopper, false, case, n), [false, true], "{case:?}");
+            assert_eq!(launches(ampere, true, case, n), [false; 2], "{case:?}");
+        }
+        assert_eq!(launches(hopper, true, case, 17), [false; 2], "{case:?}");
+    }
+    for &case in SEPARATE_CASES {
+        assert_eq!(launches(hopper, true, case, 1), [false; 2], "{case:?}");
+    }
 }
 
 /// Columns of a gate, which are neither the first nor the last of its inputs.

@@ -206,6 +206,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("rms_norm", 40, 1400),
     ("moe_shared_norm", 64, 3200),
     ("moe_dense_norm", 64, 3400),
+    ("glu_rows", 48, 3400),
     ("glu", 40, 2600),
     ("norm_rope_append", 48, 2200),
     ("group", 56, 2000),
