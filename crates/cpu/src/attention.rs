@@ -153,7 +153,7 @@ fn merge_splits(
     device.pool.each(blocks.len(), 4, |_, range| {
         for block in &blocks[range] {
             let slots = block.partials.expect("every split is a task");
-            let n = block.rows.len() * args.group() * slots.splits;
+            let n = block.n_queries() * slots.splits;
             // SAFETY: partial results of different blocks are apart.
             let partials = unsafe { partials.part(slots.start * len..(slots.start + n) * len) };
             device.isa.run(MergeSplits {

@@ -48,8 +48,9 @@ impl AttendArgs<'_> {
     /// Where a task's query `i` starts in the queries and in the output.
     pub(super) fn place(&self, task: &Task, i: usize) -> usize {
         let (group, heads) = (self.group(), self.attention.heads);
-        ((task.rows.start + i / group) * heads + task.kv_head * group + i % group)
-            * self.spec.head_dim
+        let row = task.rows.start + i / task.heads.len();
+        let head = task.kv_head * group + task.heads.start + i % task.heads.len();
+        (row * heads + head) * self.spec.head_dim
     }
 
     /// Cache rows that row `r` of the step sees.
@@ -132,7 +133,7 @@ impl Kernel for Attend<'_> {
         let args = self.args;
         let (head_dim, width) = (args.spec.head_dim, args.width);
         let rows = self.task.rows.clone();
-        let n = rows.len() * args.group();
+        let n = self.task.n_queries();
         for i in 0..n {
             let from = args.place(self.task, i);
             let q = &mut self.scratch.q[i * head_dim..][..head_dim];
@@ -215,7 +216,7 @@ impl Attend<'_> {
     /// sees. Notes in each query's state which keys it sees itself.
     #[inline(always)]
     fn active_queries(&mut self, page: usize) -> (Range<usize>, Range<usize>) {
-        let group = self.args.group();
+        let group = self.task.heads.len();
         // Rows ascend, so those that see some of this page are neighbors.
         let (mut active, mut seen) = (0..0, 0..0);
         for (i, r) in self.task.rows.clone().enumerate() {

@@ -2,7 +2,8 @@
 //!
 //! The rows of a sequence and the query heads of a group that read the same keys form *blocks*
 //! of queries. A block is one task, or one task for each split of its context where there would
-//! be too few tasks for the workers. No tensors, no arithmetic on them.
+//! be too few tasks for the workers. Where that, too, leaves workers without a task, the heads of
+//! a group are shared among several blocks. No tensors, no arithmetic on them.
 
 use super::softmax::OnlineSoftmax;
 use backend::{BatchSeq, SPLIT_ROWS};
@@ -24,11 +25,20 @@ pub(super) struct Task {
     /// The sequence's number in the batch.
     pub(super) seq: usize,
     pub(super) kv_head: usize,
+    /// Query heads, of those that share the key/value head.
+    pub(super) heads: Range<usize>,
     /// Rows of the batch.
     pub(super) rows: Range<usize>,
     pub(super) splits: Range<usize>,
     /// Where partial results go, if each split of these rows is a task.
     pub(super) partials: Option<PartialSlots>,
+}
+
+impl Task {
+    /// Queries of the block.
+    pub(super) fn n_queries(&self) -> usize {
+        self.rows.len() * self.heads.len()
+    }
 }
 
 /// Query `i`'s partial result of split `s` has number `start + i * splits + s`, with
@@ -40,7 +50,7 @@ pub(super) struct PartialSlots {
 }
 
 /// Sizes that the cut depends on.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) kv_heads: usize,
     /// Query heads that share a key/value head.
@@ -93,6 +103,7 @@ impl Plan {
                     self.blocks.push(Task {
                         seq,
                         kv_head,
+                        heads: 0..sizes.group,
                         rows: rows.clone(),
                         splits: splits.clone(),
                         partials: None,
@@ -102,7 +113,29 @@ impl Plan {
         }
         // Later rows see more: the longest first, so that the last tasks are short.
         self.blocks.reverse();
+        self.cut_heads(sizes);
         self.cut_splits(sizes);
+    }
+
+    /// Shares the heads of each block among several, if there are fewer tasks than workers even with one for each split.
+    fn cut_heads(&mut self, sizes: Sizes) {
+        let most_tasks: usize = self.blocks.iter().map(|b| b.splits.len()).sum();
+        if most_tasks == 0 || most_tasks >= sizes.n_workers || sizes.group == 1 {
+            return;
+        }
+        let parts = sizes.n_workers.div_ceil(most_tasks).min(sizes.group);
+        let n_blocks = self.blocks.len();
+        for i in 0..n_blocks {
+            for part in 1..parts {
+                let heads = part * sizes.group / parts..(part + 1) * sizes.group / parts;
+                let block = Task {
+                    heads,
+                    ..self.blocks[i].clone()
+                };
+                self.blocks.push(block);
+            }
+            self.blocks[i].heads.end = sizes.group / parts;
+        }
     }
 
     /// Makes a task of each split if blocks are too few for the workers.
@@ -110,7 +143,7 @@ impl Plan {
         let (blocks, n_workers) = (&mut self.blocks, sizes.n_workers);
         self.split_tasks.clear();
         self.n_partials = 0;
-        let n_partials = |b: &Task| b.rows.len() * sizes.group * b.splits.len();
+        let n_partials = |b: &Task| b.n_queries() * b.splits.len();
         let all = blocks.iter().map(n_partials).sum::<usize>();
         let few = blocks.len() < 4 * n_workers && blocks.iter().any(|b| b.splits.len() > 1);
         if !few || n_workers == 1 || all * (sizes.width + PARTIAL_STATE) > MAX_PARTIALS {
@@ -144,5 +177,85 @@ impl Plan {
             &self.blocks
         };
         (&self.blocks, tasks, &mut self.states)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Plan, Sizes};
+    use backend::{BatchSeq, SPLIT_ROWS};
+    use std::ops::Range;
+
+    /// Sequences of `rows` rows each, which see `context` rows before their own.
+    fn cut(rows: &[usize], context: usize, sizes: Sizes) -> Plan {
+        let mut seqs = Vec::new();
+        let mut first = 0;
+        for &n in rows {
+            seqs.push(BatchSeq {
+                rows: first..first + n,
+                slot: 0,
+                is_new: false,
+                kept: 0,
+                certain: n,
+                tables: Vec::new(),
+            });
+            first += n;
+        }
+        let start = |r: usize| {
+            seqs.iter()
+                .find(|s| s.rows.contains(&r))
+                .unwrap()
+                .rows
+                .start
+        };
+        let visible = |r: usize| -> Range<usize> { 0..context + r - start(r) + 1 };
+        let mut plan = Plan::default();
+        plan.cut(&seqs, sizes, visible);
+        plan
+    }
+
+    #[test]
+    fn every_query_is_in_one_task_a_split_and_no_worker_waits_needlessly() {
+        for (kv_heads, group) in [(1, 6), (2, 3), (1, 1), (4, 8), (2, 5)] {
+            for n_workers in [1, 2, 3, 8, 64] {
+                let sizes = Sizes {
+                    kv_heads,
+                    group,
+                    width: 64,
+                    n_workers,
+                };
+                for (rows, context) in [
+                    (&[1][..], 100),
+                    (&[5], 100),
+                    (&[1], 3 * SPLIT_ROWS),
+                    (&[2, 1, 40], SPLIT_ROWS - 1),
+                    (&[300], 700),
+                ] {
+                    let mut plan = cut(rows, context, sizes);
+                    let is_split = plan.is_split();
+                    let (_, tasks, _) = plan.parts();
+                    let n_rows: usize = rows.iter().sum();
+                    let mut splits = vec![Vec::new(); n_rows * kv_heads * group];
+                    for task in tasks {
+                        assert!(task.n_queries() <= sizes.queries());
+                        assert!(!is_split || task.splits.len() == 1);
+                        for row in task.rows.clone() {
+                            for head in task.heads.clone() {
+                                let query = (row * kv_heads + task.kv_head) * group + head;
+                                splits[query].extend(task.splits.clone());
+                            }
+                        }
+                    }
+                    for (query, mut splits) in splits.into_iter().enumerate() {
+                        splits.sort_unstable();
+                        let all: Vec<usize> = (0..splits.len()).collect();
+                        let what = format!("{sizes:?}, {rows:?} after {context}: query {query}");
+                        assert!(!splits.is_empty() && splits == all, "{what}: {splits:?}");
+                    }
+                    let queries = n_rows.min(rows.len()) * kv_heads * group;
+                    assert!(tasks.len() >= n_workers.min(queries), "{sizes:?}, {rows:?}");
+                }
+            }
+        }
     }
 }
