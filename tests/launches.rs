@@ -3,11 +3,13 @@
 
 use backend::{Record, Store, Tensor};
 use cache::{KeptSize, KvPlan, Memory, MemorySize};
+use convert::{Quantize, convert};
 use cuda::{Cuda, DryRun};
 use models::{
     ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, encode, load_target,
     load_tower,
 };
+use std::path::Path;
 use suites::cards::{CARDS, rows_of_step};
 use suites::{CODED, repository};
 use weights::Checkpoint;
@@ -161,6 +163,26 @@ fn every_card_can_launch_what_it_is_asked_to() {
             done.unwrap_or_else(|e| panic!("{folder} on {}: {e}", card.name));
         }
     }
+}
+
+/// The bundled model's gate and projection are in two formats, so that no kernel takes both.
+#[test]
+fn per_layer_inputs_of_one_format_are_one_kernel_a_layer() {
+    let stored = bundled("tiny-gemma4-e");
+    let file = format!("one-format-{}.gguf", std::process::id());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
+    let quantize = Quantize::new(quant::format("q4_0").unwrap());
+    let recipe = quantize.apply(convert(&stored).unwrap());
+    recipe.write_gguf(&path, &[], &mut |_, _| {}).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let layers = 4;
+    for (n, expected) in [(1, layers), (16, layers), (17, 0)] {
+        let cuda = Cuda::dry_run(DryRun::default());
+        let launches = target_step(&cuda, &checkpoint, n);
+        let found = launches.iter().filter(|l| l.contains("gated_projection"));
+        assert_eq!(found.count(), expected, "{n} rows");
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 /// Targets whose weights are kept in f32, beside those in codes of several kinds.

@@ -11,8 +11,9 @@
 //! by one, keys ascending for each.
 //!
 //! Long contexts are cut at multiples of [`SPLIT_ROWS`] (split-K) and merged from the left
-//! as the definition says; whether splits run on one worker or many depends on how many other
-//! tasks there are ([`plan`]), and changes no bit.
+//! as the definition says; whether splits run on one worker or many, and whether the heads of a
+//! group are one block or several, depends on how many other tasks there are ([`plan`]), and
+//! changes no bit.
 
 mod kernel;
 mod plan;
@@ -77,11 +78,17 @@ pub(crate) fn attend(
         batch,
     };
     let mut y = device.tensor(batch.n_rows(), cols);
+    let keys: usize = batch.rows.iter().map(|&r| attention.visible(r).len()).sum();
+    let is_little = keys * cols < MIN_PARALLEL;
     let sizes = Sizes {
         kv_heads,
         group: args.group(),
         width: pages.width,
-        n_workers: device.pool.n_workers(),
+        n_workers: if is_little {
+            1
+        } else {
+            device.pool.n_workers()
+        },
     };
     plan.cut(&batch.seqs, sizes, |r| args.visible(r));
     let mut partials = device.tensor(1, plan.n_partials * (pages.width + PARTIAL_STATE));
@@ -96,7 +103,7 @@ pub(crate) fn attend(
     y
 }
 
-/// Runs all tasks, on one thread if they are little work.
+/// Runs all tasks, on one thread if they were cut for one.
 fn run_tasks(
     device: &Device,
     args: &AttendArgs<'_>,
@@ -132,9 +139,7 @@ fn run_tasks(
             });
         }
     };
-    let (attention, batch) = (args.attention, args.batch);
-    let keys: usize = batch.rows.iter().map(|&r| attention.visible(r).len()).sum();
-    if keys * attention.heads * head_dim < MIN_PARALLEL {
+    if sizes.n_workers == 1 {
         run(0, 0..tasks.len());
     } else {
         device.pool.each(tasks.len(), 1, run);

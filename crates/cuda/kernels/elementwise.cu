@@ -47,7 +47,6 @@ KERNEL __launch_bounds__(256) glu(GluArgs a) {
 }
 // The same of many rows: block (row, GLU_CHUNKS chunks). A thread loads its pairs of all chunks before it computes any,
 // so that more of them are on their way.
-#define GLU_CHUNKS 4
 KERNEL __launch_bounds__(256) glu_rows(GluArgs a) {
     pdl_sync();
     const u64 row = blockIdx.x;

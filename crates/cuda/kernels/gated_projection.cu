@@ -1,30 +1,32 @@
 // A product with a narrow gate's matrix, the gate, and the product of what it lets through (Gemma 4's per-layer
 // inputs):
-//   z = (activation(x gateᵀ) c) projectionᵀ
+//   z = (activation(x gateᵀ) v) projectionᵀ
 // for few rows, in one kernel, with the bits of three. math.cuh, mbarrier.cuh, rows.cuh and weight_tile.cuh go before
 // this.
 //
 //   global                          shared, of each block of a cluster
 //   gate, projection - TMA before the input is there -> packed tiles, all that the block needs
-//   x - cp.async -> B fragments, with gate tiles: mma -> partials of slices -> gate, times c: 16 or 32 columns a block
+//   x - cp.async -> B fragments, with gate tiles: mma -> partials of slices -> gate, times v: 16 or 32 columns a block
 //                                   -- st.async to all blocks --> 8 rows of gated columns -> f16 with scales
 //                                   with projection tiles: mma -> z
 //
-// A cluster of GATED_BLOCKS blocks takes 8 rows, for a single multiprocessor would take long to issue the instructions
-// that dequantize both matrices. Two warps have a slice of the block's row tiles of the gate: each copies one half of
-// every tile's activations and multiplies one row tile, if there are two. Then each warp has some row tiles of the
-// projection, whose K is a single slice. SLICES is that of the gate's matrix.
+// A cluster of GATED_BLOCKS blocks takes GATED_ROWS rows, for a single multiprocessor would take long to issue the
+// instructions that dequantize both matrices. Two warps have a slice of K of the block's row tiles of the gate, of
+// SLICES slices: each copies one half of every tile's activations and multiplies one row tile, if there are two. Then
+// each warp has some row tiles of the projection, whose K is a single slice.
 #if __CUDA_ARCH__ >= 900
-constexpr int ROWS = 8;                                    // of activations
+constexpr int ROWS = GATED_ROWS;                           // of activations
 constexpr int GATE_TILES = GATED_ROW_TILES / GATED_BLOCKS; // row tiles of the gate, at most, of a block
 constexpr int COLUMNS = GATE_TILES * 16;                   // of the gate, at most, of a block
 constexpr int MOST_COLUMNS = GATED_ROW_TILES * 16, MOST_TILES = MOST_COLUMNS / 64;
 constexpr int SLICE_TILES = GATED_SLICE_TILES;           // tiles of a slice of the gate's K, at most
 constexpr int PROJECTION_TILES = GATED_PROJECTION_TILES; // row tiles of the projection, at most, of a block
 constexpr int AT_ONCE = 2;                               // row tiles of the projection that a warp takes side by side
-constexpr int WARPS_OF_SLICE = 2, WARPS = SLICES * WARPS_OF_SLICE, THREADS = WARPS * 32;
+constexpr int WARPS_OF_SLICE = GATED_WARPS_OF_SLICE, WARPS = SLICES * WARPS_OF_SLICE, THREADS = WARPS * 32;
 constexpr int RESULTS = GATE_TILES * 128, RESULTS_OF_THREAD = (RESULTS + THREADS - 1) / THREADS;
 static_assert(GATE_TILES <= WARPS_OF_SLICE, "a warp a row tile");
+static_assert(WARPS_OF_SLICE == 2 && ROWS == 8, "a warp a half of each tile, and one tensor-core product");
+static_assert(SLICE_TILES == 8 && SLICES < 16, "two scales a lane, and a named barrier a slice");
 // Partial results of the gate; later the gated columns, as `Activations`.
 constexpr int PARTIALS_BYTES = SLICES * RESULTS * 4, VALUES_BYTES = ROWS * MOST_COLUMNS * 2,
               ACTIVATION_BYTES = VALUES_BYTES + ROWS * MOST_TILES * 4;
@@ -32,7 +34,7 @@ constexpr int SCRATCH_BYTES = PARTIALS_BYTES > ACTIVATION_BYTES ? PARTIALS_BYTES
 
 struct GatedProjection {
     const u8 *gate, *projection;
-    const float *v; // its columns that are gated
+    const float *v; // the first of the columns that are gated
     u64 v_stride;
     float *z;
     int activation, columns, rows; // columns of the gate, rows of the projection
@@ -99,20 +101,20 @@ KERNEL __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int j = 0; j < RESULTS_OF_THREAD; j++) {
         const int at = threadIdx.x + j * THREADS, l = at & 31, i = at >> 5 & 3, tile = at >> 7;
-        Result &v = results[j];
-        v.row = (l & 3) * 2 + (i & 1);
-        v.column = tile * 16 + (l >> 2) + (i >> 1) * 8;
-        v.exists = at < RESULTS && tile < gate_count && v.row < here;
-        v.scale = v.exists ? row_tile_scales(p.gate, p.columns, k_tiles)[gate_tile + tile] : 0.0f;
+        Result &own = results[j];
+        own.row = (l & 3) * 2 + (i & 1);
+        own.column = tile * 16 + (l >> 2) + (i >> 1) * 8;
+        own.exists = at < RESULTS && tile < gate_count && own.row < here;
+        own.scale = own.exists ? row_tile_scales(p.gate, p.columns, k_tiles)[gate_tile + tile] : 0.0f;
     }
     cluster_sync(); // the barriers are there
     pdl_launch();
     pdl_wait();
-    float own[RESULTS_OF_THREAD];
+    float values_of[RESULTS_OF_THREAD];
 #pragma unroll
     for (int j = 0; j < RESULTS_OF_THREAD; j++) {
-        const Result &v = results[j];
-        own[j] = v.exists ? p.v[(base + v.row) * p.v_stride + gate_tile * 16 + v.column] : 0.0f;
+        const Result &result = results[j];
+        values_of[j] = result.exists ? p.v[(base + result.row) * p.v_stride + gate_tile * 16 + result.column] : 0.0f;
     }
     {
         const u64 row = base + min(g, here - 1);
@@ -138,9 +140,9 @@ KERNEL __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int i = 0; m < GATE_TILES && i < length; i++) {
             ActivationFragment b;
-            const float v = __shfl_sync(~0u, i < 4 ? of_tiles[0] : of_tiles[1], (lane & 28) + (i & 3));
+            const float of_tile = __shfl_sync(~0u, i < 4 ? of_tiles[0] : of_tiles[1], (lane & 28) + (i & 3));
             b.set(*(const uint4 *) (inputs + i * 1024), *(const uint4 *) (inputs + i * 1024 + 512),
-                  rescale_f16x2(v, inverse));
+                  rescale_f16x2(of_tile, inverse));
             mma_tile(accumulators[0][0], Tile::load<true>(gate + i * K_STRIDE, lane), b);
         }
         apply_slice_scale(accumulators, 0, scale);
@@ -151,13 +153,13 @@ KERNEL __launch_bounds__(THREADS, 1)
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < RESULTS_OF_THREAD; j++) {
-        const Result &v = results[j];
-        if (!v.exists) continue;
+        const Result &result = results[j];
+        if (!result.exists) continue;
         const int at = threadIdx.x + j * THREADS;
         float sum = partials[at];
 #pragma unroll
         for (int s = 1; s < SLICES; s++) sum += partials[s * RESULTS + at];
-        outgoing[v.row * COLUMNS + v.column] = activate(p.activation, sum * v.scale) * own[j];
+        outgoing[result.row * COLUMNS + result.column] = activate(p.activation, sum * result.scale) * values_of[j];
     }
     __syncthreads();
 #pragma unroll 1

@@ -35,7 +35,7 @@ DEVICE void mbarrier_wait_cluster(u32 barrier, u32 phase) {
                  "r"(phase & 1)
                  : "memory");
 }
-// Arrives, and tells the barrier how many bytes `bulk_copy` will bring.
+// Arrives, and tells the barrier how many bytes `bulk_copy` or `st.async` will bring.
 DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

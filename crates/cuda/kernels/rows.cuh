@@ -2,7 +2,7 @@
 // norms and their epilogue, gated products (GLU), rotary embedding. common.cuh, math.cuh and mbarrier.cuh go
 // before this.
 
-// ---- thread block clusters: the blocks that share a row
+// ---- thread block clusters: the blocks that share a row, or several
 DEVICE u32 cluster_blocks() {
     u32 v = 1;
 #if __CUDA_ARCH__ >= 900
@@ -242,8 +242,7 @@ DEVICE void store_norms(const NormEpilogue &norms, u64 row, int cols, const RowF
 }
 
 // ---- gated linear unit: y = activation(gate) x, also as `Activations`. Rows of `gate` and `x` are so many columns
-// apart. `y` and `copy`, where x goes besides, may be null. A row is cut into chunks of two columns a thread, a block
-// each.
+// apart. `y` and `copy`, where x goes besides, may be null. A row is cut into chunks of two columns a thread.
 struct GluArgs {
     const float *gate, *x;
     u64 gate_stride, x_stride;
@@ -257,7 +256,7 @@ DEVICE void for_pair_of_chunk(int chunk, int cols, F f) {
     const int c = 2 * (chunk * blockDim.x + threadIdx.x);
     if (c / 64 * 64 < cols) f(c);
 }
-// How many chunks, a block each, a gate of `cols` columns has in a row.
+// How many chunks a gate of `cols` columns has in a row.
 DEVICE int glu_chunks(int cols) { return (cols + 2 * blockDim.x - 1) / (2 * blockDim.x); }
 // Whether all pairs of columns can be loaded and stored at once.
 DEVICE bool are_glu_pairs(const GluArgs &a) {

@@ -155,11 +155,13 @@ kernel_structs! {
         f16: Activations,
     }
 
-    /// A narrow gate between two products.
+    /// `z = (activation(x gateᵀ) v) projectionᵀ`.
     GatedProjection {
         gate: Address,
         projection: Address,
+        /// The first of the columns that are gated.
         v: Address,
+        /// Columns from a row of `v` to the next.
         v_stride: u64,
         z: Address,
         activation: i32,

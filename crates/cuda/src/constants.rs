@@ -29,6 +29,15 @@ pub(crate) const MOE_GLU_STAGES: usize = 4;
 /// Bytes of a tile of a row in `moe_gemv_glu_pipelined`.
 pub(crate) const MOE_GLU_RECORD_BYTES: usize = 192;
 
+/// Parts of a row that a block of `glu_rows` takes.
+pub(crate) const GLU_CHUNKS: usize = 4;
+
+/// Rows of activations of a cluster of `gated_projection`.
+pub(crate) const GATED_ROWS: usize = 8;
+
+/// Warps of a block of `gated_projection` for each slice of the gate's K.
+pub(crate) const GATED_WARPS_OF_SLICE: usize = 2;
+
 /// Row tiles of the gate, at most, in `gated_projection`.
 pub(crate) const GATED_ROW_TILES: usize = 16;
 
@@ -75,10 +84,13 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
         ("MOE_GLU_RECORD_BYTES", MOE_GLU_RECORD_BYTES),
     ];
     match file {
+        "elementwise" => vec![("GLU_CHUNKS", GLU_CHUNKS)],
         "gemv_pipelined" => gemv.into(),
         "moe_gemv" => [gemv, moe_gemv].concat(),
         "moe_gemv_glu" => gemv.into_iter().chain(moe_glu).collect(),
         "gated_projection" => vec![
+            ("GATED_ROWS", GATED_ROWS),
+            ("GATED_WARPS_OF_SLICE", GATED_WARPS_OF_SLICE),
             ("GATED_ROW_TILES", GATED_ROW_TILES),
             ("GATED_SLICE_TILES", GATED_SLICE_TILES),
             ("GATED_PROJECTION_TILES", GATED_PROJECTION_TILES),

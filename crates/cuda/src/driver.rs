@@ -9,7 +9,7 @@ use crate::args::{Address, Args};
 use crate::dry::{Dry, DryRun, Log};
 use crate::gpu::Gpu;
 use crate::machine::{CudaError, Facts, Graph, Grid, Kernel, Machine, lock};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
@@ -53,8 +53,10 @@ pub(crate) struct Driver {
     pub(crate) shared: usize,
     /// `sm_` number, such as 90.
     pub(crate) arch: u32,
-    /// Whether clusters may have more than the 8 blocks that every device with clusters takes.
+    /// Whether clusters may have more than 8 blocks where the device takes them. Tests switch it off.
     pub(crate) large_clusters: bool,
+    /// Kernels, with the bytes of shared memory of their blocks, and whether a cluster of theirs fits.
+    clusters: Mutex<HashMap<(Kernel, usize), bool>>,
     /// Bytes of memory in all.
     pub(crate) total_memory: usize,
     error: Mutex<Option<String>>,
@@ -106,6 +108,7 @@ impl Driver {
             shared,
             arch,
             large_clusters: true,
+            clusters: Mutex::default(),
             error: Mutex::default(),
             failed: AtomicBool::new(false),
             recording: AtomicBool::new(false),
@@ -255,10 +258,22 @@ impl Driver {
         self.machine.globals(name)
     }
 
-    /// Whether the blocks of one cluster of a launch fit side by side.
+    /// Whether the device has room for the blocks of one cluster of a launch at once. Compiles the kernel when it is
+    /// first asked about, and remembers the answer.
     pub(crate) fn fits_cluster(&self, kernel: &Kernel, grid: Grid) -> bool {
-        let may = grid.cluster <= 8 || self.large_clusters;
-        may && self.ready() && self.keep(self.machine.fits_cluster(kernel, grid)) == Some(true)
+        if grid.cluster > 8 && !self.large_clusters {
+            return false;
+        }
+        let key = (kernel.clone(), grid.shared);
+        if let Some(&fits) = lock(&self.clusters).get(&key) {
+            return fits;
+        }
+        if !self.ready() {
+            return false;
+        }
+        let fits = self.keep(self.machine.fits_cluster(kernel, grid)) == Some(true);
+        lock(&self.clusters).insert(key, fits);
+        fits
     }
 
     /// Starts a kernel after everything before it.

@@ -5,6 +5,7 @@ use crate::Kernel;
 use crate::args::{
     Address, Args, DenseBranch, ExpertOutputs, GatedSharedExpert, GluArgs, NormEpilogue,
 };
+use crate::constants::GLU_CHUNKS;
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::memory::Cell;
@@ -26,7 +27,8 @@ fn kernel(name: &'static str) -> Kernel {
 }
 
 /// Rows from which on a thread makes [`ROW_FOLD`] partial sums of its row, if the row has 512 or more:
-/// blocks are smaller, so several rows are on their way at once in a multiprocessor.
+/// blocks are smaller, so several rows are on their way at once in a multiprocessor. Gates of so many rows
+/// have threads that take several pairs of columns.
 pub(crate) const MANY_ROWS: usize = 512;
 
 /// Partial sums of a row that one thread makes where there are [`MANY_ROWS`]; a power of two.
@@ -366,17 +368,14 @@ pub(crate) fn glu_args(
     }
 }
 
-/// Blocks of so many threads that share a row of a gate.
-pub(crate) fn glu_blocks(cols: usize, threads: usize) -> usize {
+/// Chunks of a row of a gate: two columns for each thread of a block.
+pub(crate) fn glu_chunks(cols: usize, threads: usize) -> usize {
     cols.div_ceil(2 * threads)
 }
 
-/// Parts of a row that a block of `glu_rows` takes.
-const GLU_CHUNKS: usize = 4;
-
 /// Launches a gate of `rows` by itself.
 pub(crate) fn launch_glu(device: &Device, glu: &GluArgs, rows: usize) {
-    let chunks = glu_blocks(glu.cols as usize, PART);
+    let chunks = glu_chunks(glu.cols as usize, PART);
     let (name, blocks) = match rows {
         MANY_ROWS.. => ("glu_rows", chunks.div_ceil(GLU_CHUNKS)),
         _ => ("glu", chunks),

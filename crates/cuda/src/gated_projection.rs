@@ -2,7 +2,9 @@
 
 use crate::Kernel;
 use crate::args::{self, Address, Args};
-use crate::constants::{GATED_PROJECTION_TILES, GATED_ROW_TILES, GATED_SLICE_TILES};
+use crate::constants::{
+    GATED_PROJECTION_TILES, GATED_ROW_TILES, GATED_ROWS, GATED_SLICE_TILES, GATED_WARPS_OF_SLICE,
+};
 use crate::driver::Driver;
 use crate::dry::declared_shared;
 use crate::elementwise::number;
@@ -15,17 +17,11 @@ use fusion::{Kind, Op};
 /// The kernel's name, and its file's.
 const NAME: &str = "gated_projection";
 
-/// Rows of activations of a cluster of blocks.
-const ROWS: usize = 8;
-
 /// Rows of activations, at most: each cluster reads all weights.
-const MOST_ROWS: usize = 2 * ROWS;
+const MOST_ROWS: usize = 2 * GATED_ROWS;
 
-/// Blocks of a cluster: as many as a device may have, and as many as every device with clusters has.
+/// Blocks of a cluster, the best first: with 16 a block has half as many row tiles.
 const BLOCKS: [usize; 2] = [16, 8];
-
-/// Warps of a block for each slice of the gate's K.
-const WARPS_OF_SLICE: usize = 2;
 
 /// Warps of a block, at most: more would have too few registers.
 const MOST_WARPS: usize = 16;
@@ -67,16 +63,16 @@ impl Matrices<'_> {
         let of_block = row_tiles.div_ceil(blocks).next_multiple_of(band);
         let inner_tiles = self.projection.cols.div_ceil(TILE);
         let n_tiles = gate_tiles.next_multiple_of(band) * tiles.tiles + of_block * inner_tiles;
-        let inputs = tiles.slices * tiles.per_slice * ROWS * TILE * 2;
+        let inputs = tiles.slices * tiles.per_slice * GATED_ROWS * TILE * 2;
         let shared = n_tiles * tiles.packing.tile_bytes() + inputs;
-        let warps = WARPS_OF_SLICE * tiles.slices;
+        let warps = GATED_WARPS_OF_SLICE * tiles.slices;
         let fits = of_block <= GATED_PROJECTION_TILES
             && warps <= MOST_WARPS
             && shared + declared_shared(NAME) <= most_shared;
         fits.then(|| Grid {
             shared,
             cluster: blocks,
-            ..Grid::rect(blocks, rows.div_ceil(ROWS), 32 * warps)
+            ..Grid::rect(blocks, rows.div_ceil(GATED_ROWS), 32 * warps)
         })
     }
 

@@ -279,9 +279,7 @@ impl Gpu {
             )
         }
     }
-}
 
-impl Gpu {
     /// Gives `run` the configuration of a launch.
     fn with_config<T>(&self, grid: Grid, run: impl FnOnce(*const sys::CUlaunchConfig) -> T) -> T {
         let whole = if self.has_clusters { 1 } else { grid.cluster };
@@ -319,8 +317,8 @@ impl Gpu {
 
 impl Machine for Gpu {
     fn fits_cluster(&self, kernel: &Kernel, grid: Grid) -> Result<bool, String> {
-        if grid.cluster <= 8 || !self.has_clusters {
-            return Ok(grid.cluster == 1 || self.has_clusters);
+        if !self.has_clusters {
+            return Ok(grid.cluster == 1);
         }
         let entry = self.function(kernel)?.entry;
         let mut clusters = 0;

@@ -7,7 +7,7 @@ use crate::constants::{
     MOE_RECORD_BYTES,
 };
 use crate::dry::declared_shared;
-use crate::elementwise::{glu_args, glu_blocks, launch_glu, number, rotate};
+use crate::elementwise::{glu_args, glu_chunks, launch_glu, number, rotate};
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::matmul::{self, MAX_SLICE_TILES, PIPELINED_WARPS, Tiles, Weights, has_pipelines};
@@ -465,7 +465,7 @@ fn route(
             .int(top_k)
             .int(n)
             .of(&glu.copied().unwrap_or_default());
-        let of_glu = glu.map_or(0, |g| n * glu_blocks(g.cols as usize, ROUTE_THREADS));
+        let of_glu = glu.map_or(0, |g| n * glu_chunks(g.cols as usize, ROUTE_THREADS));
         let grid = Grid {
             shared: 4 * n * (count + 2 * top_k),
             ..Grid::new(1 + of_glu, ROUTE_THREADS)

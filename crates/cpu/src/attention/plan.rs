@@ -2,8 +2,8 @@
 //!
 //! The rows of a sequence and the query heads of a group that read the same keys form *blocks*
 //! of queries. A block is one task, or one task for each split of its context where there would
-//! be too few tasks for the workers. Where that, too, leaves workers without a task, the heads of
-//! a group are shared among several blocks. No tensors, no arithmetic on them.
+//! be too few tasks for the workers. Where that, too, leaves half of them without a task, the heads
+//! of a group are shared among several blocks. No tensors, no arithmetic on them.
 
 use super::softmax::OnlineSoftmax;
 use backend::{BatchSeq, SPLIT_ROWS};
@@ -117,24 +117,25 @@ impl Plan {
         self.cut_splits(sizes);
     }
 
-    /// Shares the heads of each block among several, if there are fewer tasks than workers even with one for each split.
+    /// Shares the heads of each block among several blocks, if half of the workers or more have no task even with one
+    /// for each split: every block reads its keys again, so fewer idle workers are not worth it.
     fn cut_heads(&mut self, sizes: Sizes) {
-        let most_tasks: usize = self.blocks.iter().map(|b| b.splits.len()).sum();
-        if most_tasks == 0 || most_tasks >= sizes.n_workers || sizes.group == 1 {
+        let tasks: usize = self.blocks.iter().map(|b| b.splits.len()).sum();
+        if tasks == 0 || 2 * tasks > sizes.n_workers || sizes.group == 1 {
             return;
         }
-        let parts = sizes.n_workers.div_ceil(most_tasks).min(sizes.group);
+        let parts = sizes.n_workers.div_ceil(tasks).min(sizes.group);
         let n_blocks = self.blocks.len();
-        for i in 0..n_blocks {
-            for part in 1..parts {
-                let heads = part * sizes.group / parts..(part + 1) * sizes.group / parts;
-                let block = Task {
-                    heads,
-                    ..self.blocks[i].clone()
-                };
-                self.blocks.push(block);
-            }
-            self.blocks[i].heads.end = sizes.group / parts;
+        for _ in 1..parts {
+            self.blocks.extend_from_within(..n_blocks);
+        }
+        // From the last place on: a block is read before its place is taken.
+        for at in (0..self.blocks.len()).rev() {
+            let part = at % parts;
+            self.blocks[at] = Task {
+                heads: part * sizes.group / parts..(part + 1) * sizes.group / parts,
+                ..self.blocks[at / parts].clone()
+            };
         }
     }
 
@@ -186,7 +187,7 @@ mod tests {
     use backend::{BatchSeq, SPLIT_ROWS};
     use std::ops::Range;
 
-    /// Sequences of `rows` rows each, which see `context` rows before their own.
+    /// The plan for sequences of so many `rows` each, which see `context` rows before their own.
     fn cut(rows: &[usize], context: usize, sizes: Sizes) -> Plan {
         let mut seqs = Vec::new();
         let mut first = 0;
@@ -214,8 +215,38 @@ mod tests {
         plan
     }
 
+    /// Asserts that each query is in one task for each of its splits, and each partial result in a place of its own.
+    fn assert_is_whole(plan: &mut Plan, sizes: Sizes, n_rows: usize) {
+        let (is_split, n_partials) = (plan.is_split(), plan.n_partials);
+        let (_, tasks, _) = plan.parts();
+        let n_queries = n_rows * sizes.kv_heads * sizes.group;
+        let mut splits = vec![Vec::new(); n_queries];
+        let mut places = vec![false; n_partials];
+        for task in tasks {
+            assert!(task.n_queries() <= sizes.queries());
+            assert_eq!(task.partials.is_some(), is_split);
+            for (i, row) in task.rows.clone().enumerate() {
+                for (j, head) in task.heads.clone().enumerate() {
+                    let query = (row * sizes.kv_heads + task.kv_head) * sizes.group + head;
+                    splits[query].extend(task.splits.clone());
+                    if let Some(slots) = task.partials {
+                        assert_eq!(task.splits.len(), 1);
+                        let at = slots.start + (i * task.heads.len() + j) * slots.splits;
+                        assert!(!std::mem::replace(&mut places[at], true), "{tasks:?}");
+                    }
+                }
+            }
+        }
+        assert!(places.into_iter().all(|taken| taken), "{tasks:?}");
+        for mut splits in splits {
+            splits.sort_unstable();
+            let all: Vec<usize> = (0..splits.len()).collect();
+            assert!(!splits.is_empty() && splits == all, "{tasks:?}");
+        }
+    }
+
     #[test]
-    fn every_query_is_in_one_task_a_split_and_no_worker_waits_needlessly() {
+    fn every_query_is_in_one_task_a_split_and_half_of_the_workers_have_one() {
         for (kv_heads, group) in [(1, 6), (2, 3), (1, 1), (4, 8), (2, 5)] {
             for n_workers in [1, 2, 3, 8, 64] {
                 let sizes = Sizes {
@@ -232,28 +263,16 @@ mod tests {
                     (&[300], 700),
                 ] {
                     let mut plan = cut(rows, context, sizes);
-                    let is_split = plan.is_split();
-                    let (_, tasks, _) = plan.parts();
-                    let n_rows: usize = rows.iter().sum();
-                    let mut splits = vec![Vec::new(); n_rows * kv_heads * group];
-                    for task in tasks {
-                        assert!(task.n_queries() <= sizes.queries());
-                        assert!(!is_split || task.splits.len() == 1);
-                        for row in task.rows.clone() {
-                            for head in task.heads.clone() {
-                                let query = (row * kv_heads + task.kv_head) * group + head;
-                                splits[query].extend(task.splits.clone());
-                            }
-                        }
-                    }
-                    for (query, mut splits) in splits.into_iter().enumerate() {
-                        splits.sort_unstable();
-                        let all: Vec<usize> = (0..splits.len()).collect();
-                        let what = format!("{sizes:?}, {rows:?} after {context}: query {query}");
-                        assert!(!splits.is_empty() && splits == all, "{what}: {splits:?}");
-                    }
-                    let queries = n_rows.min(rows.len()) * kv_heads * group;
-                    assert!(tasks.len() >= n_workers.min(queries), "{sizes:?}, {rows:?}");
+                    assert_is_whole(&mut plan, sizes, rows.iter().sum());
+                    let heads = rows.len() * kv_heads * group;
+                    let (blocks, tasks, _) = plan.parts();
+                    let what = format!("{sizes:?}, {rows:?} after {context}: {tasks:?}");
+                    assert!(2 * tasks.len() > n_workers.min(heads), "{what}");
+                    let rows = blocks.iter().map(|b| (b.seq, b.rows.start));
+                    assert!(
+                        rows.is_sorted_by(|a, b| a >= b),
+                        "the longest first: {what}"
+                    );
                 }
             }
         }

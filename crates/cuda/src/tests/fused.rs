@@ -286,8 +286,8 @@ impl GatedCase {
     fn new(b: &dyn Backend, name: &str, hidden: usize, inner: usize) -> Self {
         let weights = |seed, rows, cols| match name {
             "fp8" => {
-                let [codes, scales] = fp8_noise(rows, cols, 32);
-                b.matrix(&[fp8(rows, cols, 32, &codes, &scales)])
+                let [codes, scales] = fp8_noise(seed, [rows, cols], cols);
+                b.matrix(&[fp8(rows, cols, cols, &codes, &scales)])
             }
             _ => matrix(b, quant::format(name).unwrap(), seed, [rows, cols]),
         };
@@ -325,14 +325,21 @@ const GATED_CASES: &[(&str, usize, usize)] = &[
     ("q4_0", 192, 32),
     ("q8_0", 2048, 128),
     ("affine4-g64", 4096, 64),
-    ("bf16", 640, 48),
-    ("fp8", 1056, 224),
+    // Rows that are no whole row tiles, and an odd number of row tiles that lie beside each other in pairs.
+    ("bf16", 632, 48),
+    ("fp8", 1040, 208),
 ];
 
-/// Too many columns of a gate, or of K, rotated ones, and those that tensor cores do not take.
+/// As [`GATED_CASES`], where only clusters of 16 blocks have room for the weights.
+const LARGE_GATED_CASES: &[(&str, usize, usize)] = &[("bf16", 2560, 256), ("q8_0", 2560, 256)];
+
+/// Too many columns of a gate, or of K, or warps; columns that are no whole row tiles, rotated ones, and those that
+/// tensor cores do not take.
 const SEPARATE_CASES: &[(&str, usize, usize)] = &[
     ("affine4-g64", 640, 320),
     ("affine4-g64", 8256, 64),
+    ("affine4-g64", 8192, 64),
+    ("bf16", 640, 72),
     ("tq4_1s", 640, 64),
     ("f32", 128, 64),
 ];
@@ -344,7 +351,8 @@ fn gpu_small_gated_projections_have_the_bits_of_their_parts() {
     // With clusters that every device has, too.
     let small = gpu_with(|driver| driver.large_clusters = false);
     for cuda in [cuda, small.expect("a GPU, as before")] {
-        for &(name, hidden, inner) in GATED_CASES.iter().chain(SEPARATE_CASES) {
+        let cases = GATED_CASES.iter().chain(LARGE_GATED_CASES);
+        for &(name, hidden, inner) in cases.chain(SEPARATE_CASES) {
             let case = GatedCase::new(&cuda, name, hidden, inner);
             for n in [1, 2, 3, 8, 9, 16, 40, MANY_ROWS] {
                 let what = format!("{n} rows, {inner} columns of {hidden} in {name}");
@@ -392,9 +400,38 @@ fn few_rows_of_a_narrow_gate_take_one_kernel() {
         }
         assert_eq!(launches(hopper, true, case, 17), [false; 2], "{case:?}");
     }
+    for &case in LARGE_GATED_CASES {
+        assert_eq!(launches(hopper, true, case, 8), [true, false], "{case:?}");
+        assert_eq!(launches(hopper, false, case, 8), [false; 2], "{case:?}");
+    }
     for &case in SEPARATE_CASES {
         assert_eq!(launches(hopper, true, case, 1), [false; 2], "{case:?}");
     }
+}
+
+/// Gates as threads of many rows take them, several pairs of columns each, and as those of few rows do.
+#[test]
+fn gpu_small_gates_of_many_rows_have_the_bits_of_few() {
+    let Some(cuda) = gpu() else { return };
+    // Two blocks a row, the second of them not full, and columns that are no whole pairs.
+    for (cols, first) in [(4160, 0), (4160, 2), (4160, 1), (1033, 3)] {
+        let gate = noise(1, MANY_ROWS * cols);
+        let wide = cols + 8;
+        let inputs = noise(2, MANY_ROWS * wide);
+        let made = |n: usize| {
+            let x = cuda.upload(n, wide, &inputs[..n * wide]);
+            let c = cuda.columns(&x, first, cols);
+            let y = cuda.glu(
+                cuda.upload(n, cols, &gate[..n * cols]),
+                &c,
+                Activation::GeluTanh,
+            );
+            cuda.download(&y).into_owned()
+        };
+        let (few, many) = (made(40), made(MANY_ROWS));
+        assert!(many[..few.len()] == few, "{cols} columns from {first}");
+    }
+    cuda.finish().unwrap();
 }
 
 /// Columns of a gate, which are neither the first nor the last of its inputs.

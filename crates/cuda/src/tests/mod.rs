@@ -111,10 +111,10 @@ fn close(what: &str, cuda: &Cuda, got: &Tensor, want: &Tensor, tolerance: f64) {
 }
 
 /// Codes of `[rows, cols]` E4M3 weights of no pattern, and a scale in f32 for every `tile` columns of a row.
-fn fp8_noise(rows: usize, cols: usize, tile: usize) -> [Vec<u8>; 2] {
+fn fp8_noise(seed: u32, [rows, cols]: [usize; 2], tile: usize) -> [Vec<u8>; 2] {
     let code = |v: f32| ((v.to_bits() >> 20) as u8 & 0xbf) | (v.to_bits() >> 24) as u8 & 0x80;
-    let codes = noise(1, rows * cols).into_iter().map(code).collect();
-    let scales = noise(3, rows * cols.div_ceil(tile));
+    let codes = noise(seed, rows * cols).into_iter().map(code).collect();
+    let scales = noise(seed + 2, rows * cols.div_ceil(tile));
     [codes, scales.iter().flat_map(|s| s.to_le_bytes()).collect()]
 }
 

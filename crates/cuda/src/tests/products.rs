@@ -157,7 +157,7 @@ fn gpu_small_products_of_e4m3_are_close_to_the_reference() {
         return;
     };
     for (tile, rows, cols) in [(32, 100, 352), (128, 40, 4096), (8320, 33, 8320)] {
-        let [codes, scales] = fp8_noise(rows, cols, tile);
+        let [codes, scales] = fp8_noise(1, [rows, cols], tile);
         let w = fp8(rows, cols, tile, &codes, &scales);
         for n in [1, 3, 8, 9, 40] {
             let x = noise(2, n * cols);

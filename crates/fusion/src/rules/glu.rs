@@ -51,8 +51,9 @@ pub(crate) const COLUMNS: Rule = Rule {
 /// A narrow gate between two products.
 pub(crate) const PROJECTION: Rule = Rule {
     name: "gated_projection",
-    pattern: "g = x gateᵀ; y = activation(g) c; z = y wᵀ, c columns of a tensor, which nobody else reads",
-    replacement: "z = gated_projection(x, v), c being columns of v",
+    pattern: "g = x gateᵀ; y = activation(g) c; z = y wᵀ; c is v or columns of it, and nobody else reads g, y or \
+              those columns",
+    replacement: "z = gated_projection(x, v)",
     example: || {
         let mut list = OpList::default();
         let [x, v] = [list.value(3, 8), list.value(3, 12)];
