@@ -45,8 +45,8 @@ KERNEL __launch_bounds__(256) glu(GluArgs a) {
     pdl_sync();
     glu_chunk(a, blockIdx.y, blockIdx.x);
 }
-// The same of many rows: block (row, GLU_CHUNKS chunks). A thread loads its pairs of all chunks before it computes any,
-// so that more of them are on their way.
+// Gated linear unit of many rows, with the bits of `glu`: block (row, GLU_CHUNKS chunks). A thread loads its pairs of
+// all chunks before it computes any, so that more loads are on their way.
 KERNEL __launch_bounds__(256) glu_rows(GluArgs a) {
     pdl_sync();
     const u64 row = blockIdx.x;

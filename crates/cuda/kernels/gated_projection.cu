@@ -49,7 +49,7 @@ DEVICE void send_to_block(u32 block, void *to, u64 *barrier, const float4 &v) {
                  "r"(smem_address(barrier)), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
 }
-// So many row tiles and those that lie beside them in memory.
+// How many row tiles `row_tiles` of them are with those that lie beside the last ones in memory.
 DEVICE int with_neighbors(int row_tiles) { return (row_tiles + INTERLEAVE - 1) / INTERLEAVE * INTERLEAVE; }
 
 KERNEL __launch_bounds__(THREADS, 1)

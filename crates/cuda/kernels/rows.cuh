@@ -258,7 +258,7 @@ DEVICE void for_pair_of_chunk(int chunk, int cols, F f) {
 }
 // How many chunks a gate of `cols` columns has in a row.
 DEVICE int glu_chunks(int cols) { return (cols + 2 * blockDim.x - 1) / (2 * blockDim.x); }
-// Whether all pairs of columns can be loaded and stored at once.
+// Whether every pair of columns of a gate lies in all its tensors where one instruction loads or stores both.
 DEVICE bool are_glu_pairs(const GluArgs &a) {
     return ((a.cols | a.gate_stride | a.x_stride) & 1) == 0 &&
            (((u64) a.gate | (u64) a.x | (u64) a.y | (u64) a.copy) & 7) == 0;
@@ -288,8 +288,9 @@ DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
     });
 }
 
-// The norm of a run, as in `inverse_rms_of_run`, and the gate that it is for: the norm to `n` and the gated run to `y`,
-// both at the lane's first pair and both unless null, and as tiles of `h` from number `tile` of row `row` on.
+// Stores the RMS norm of a run `v` of 64 TILES columns to `n`, and the gated norm, activation(gate) norm, to `y` and as
+// tiles of `h` from number `tile` of row `row` on. By a warp, of which a lane has two neighboring columns of each 64,
+// and `n` and `y` at the first two; either may be null.
 template <int TILES>
 DEVICE void store_gated_norm(float2 (&v)[TILES], const float2 (&weight)[TILES], const float2 (&gate)[TILES], float eps,
                              int activation, float *n, float *y, const Activations &h, u64 row, int tile) {

@@ -29,7 +29,7 @@ pub(crate) const MOE_GLU_STAGES: usize = 4;
 /// Bytes of a tile of a row in `moe_gemv_glu_pipelined`.
 pub(crate) const MOE_GLU_RECORD_BYTES: usize = 192;
 
-/// Parts of a row that a block of `glu_rows` takes.
+/// Chunks of a row, of two columns for each thread, that a block of `glu_rows` takes.
 pub(crate) const GLU_CHUNKS: usize = 4;
 
 /// Rows of activations of a cluster of `gated_projection`.
