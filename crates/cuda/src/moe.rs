@@ -114,6 +114,10 @@ const ACTIVE_EXPERT_BYTES: usize = 16;
 /// own, and three numbers.
 const ROUTED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 3 * 4;
 
+/// Bytes of shared memory of a block of `moe_gemv_routed` beside those of pairs: three numbers, for
+/// loads of four may read so many behind the pairs' experts.
+const ROUTED_SPARE_BYTES: usize = 3 * 4;
+
 /// Bytes of shared memory for each pair of a block of `moe_gemv_pipelined`: room for an expert of
 /// its own, and two numbers.
 const PIPELINED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 2 * 4;
@@ -228,7 +232,7 @@ fn routed_kernel(device: &Device, table: &Table, top_k: usize, n: usize) -> Opti
             // One block of the last column hands on, the others compute a GLU.
             let most = table.gate_up.count.min(pairs).max(2);
             let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS) + 1, most, threads);
-            ("moe_gemv_routed", grid, pairs * ROUTED_PAIR_BYTES)
+            ("moe_gemv_routed", grid, pairs * ROUTED_PAIR_BYTES + ROUTED_SPARE_BYTES)
         }
     };
     Some(RoutedKernel {
