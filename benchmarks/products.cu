@@ -31,6 +31,7 @@
 #define GEMV_REDUCTION_BYTES 2048
 #define PAIRS_PER_THREAD 3
 #define ROW_FOLD 1
+#define GLU_CHUNKS 4
 #include KERNEL_FILE(common.cuh)
 #undef KERNEL
 #define KERNEL __global__ void

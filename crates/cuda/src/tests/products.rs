@@ -81,25 +81,38 @@ fn gpu_products_are_close_to_the_reference() {
     cuda.finish().unwrap();
 }
 
-/// The kernels that stream weights through shared memory, and the simple ones for
-/// devices with little of it.
+// A test each for a few formats: compute-sanitizer takes minutes for each.
+
 #[test]
-fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
+fn gpu_small_streamed_products_of_bf16_have_the_bits_of_simple_ones() {
+    streamed_products_have_the_bits_of_simple_ones(&["bf16"]);
+}
+
+#[test]
+fn gpu_small_streamed_products_of_4_bits_have_the_bits_of_simple_ones() {
+    streamed_products_have_the_bits_of_simple_ones(&["affine4-g64"]);
+}
+
+#[test]
+fn gpu_small_streamed_products_of_6_and_8_bits_have_the_bits_of_simple_ones() {
+    streamed_products_have_the_bits_of_simple_ones(&["affine6-g64", "affine8-g32"]);
+}
+
+#[test]
+fn gpu_small_streamed_products_of_5_bits_and_turbo_weights_have_the_bits_of_simple_ones() {
+    streamed_products_have_the_bits_of_simple_ones(&["affine5-g32", "tq3_1s", "tq4_1s"]);
+}
+
+/// Compares the kernels that stream weights of `formats` through shared memory with the simple
+/// ones for devices with little of it.
+fn streamed_products_have_the_bits_of_simple_ones(formats: &[&str]) {
     // A GEMM takes its weights straight to registers where there is no shared memory to spare, and through shared memory
     // where there is just enough.
     let with = |shared| gpu_with(|driver| driver.shared = shared);
     let (Some(cuda), Some(simple), Some(medium)) = (gpu(), with(0), with(114 << 10)) else {
         return;
     };
-    for name in [
-        "bf16",
-        "affine4-g64",
-        "affine5-g32",
-        "affine6-g64",
-        "affine8-g32",
-        "tq3_1s",
-        "tq4_1s",
-    ] {
+    for &name in formats {
         let format = quant::format(name).unwrap();
         // Rows of tiles that blocks share unevenly, of three matrices; few and many slices.
         let mut shapes = vec![
