@@ -19,15 +19,36 @@
 // split's pages are rounded once more, in f16, where their page's maximum is far below the split's.
 
 DEVICE float clamp_f16(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
+DEVICE u32 pack_f16x2(float low, float high) {
+    u32 v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
 // A page's elements, in formats that are not packed.
 template <bool VALUES>
 struct KvElement {
     static constexpr int FORMAT = KvFormat<VALUES>::FORMAT;
     static constexpr u32 BYTES = FORMAT == 0 ? 4 : 2;
+    // The 16 bits of an element, in formats that have so many.
+    DEVICE static u16 bits(float v) {
+        if (FORMAT == 2 && !TENSOR_CORES) return f32_to_bf16(v);
+        return f32_to_f16(clamp_f16(FORMAT == 2 ? bf16_to_f32(f32_to_bf16(v)) : v));
+    }
+    // The bits of two elements, the first one lowest.
+    DEVICE static u32 bits(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+        if constexpr (FORMAT == 2 && TENSOR_CORES) {
+            u32 both;
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+            // Not a number is a number after `clamp_f16`, whatever its bits were.
+            return pack_f16x2(clamp_f16(__uint_as_float(both << 16)), clamp_f16(__uint_as_float(both & 0xffff0000)));
+        }
+#endif
+        return bits(low) | (u32) bits(high) << 16;
+    }
     DEVICE static void store(u8 *to, float v) {
         if (FORMAT == 0) *(float *) to = v;
-        else if (FORMAT == 2 && !TENSOR_CORES) *(u16 *) to = f32_to_bf16(v);
-        else *(u16 *) to = f32_to_f16(clamp_f16(FORMAT == 2 ? bf16_to_f32(f32_to_bf16(v)) : v));
+        else *(u16 *) to = bits(v);
     }
     DEVICE static float load(const u8 *from) {
         if (FORMAT == 0) return *(const float *) from;
@@ -89,12 +110,7 @@ DEVICE float softmax_rescale(float from, float to) {
 }
 
 #if TENSOR_CORES
-#define TILE_QUERIES 16 // rows of an mma
-DEVICE u32 pack_f16x2(float low, float high) {
-    u32 v;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-    return v;
-}
+#define TILE_QUERIES 16             // rows of an mma
 DEVICE float exp2_approx(float x) { // 2^x, the hardware's approximation
     float v;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));

@@ -91,6 +91,13 @@ DEVICE void store_rotated(u8 *page, int e, int key, int column, const float *x) 
     if (ALL_LARGE || group_columns(first, e, GROUP) == 128) store(large);
     else store(small);
 }
+// Where column `c` of key `key` lies in a page of tiles. Eight columns of a key, and eight keys of a column of values,
+// lie side by side.
+template <bool VALUE>
+DEVICE int element_at(int e, int key, int c) {
+    const int row = VALUE ? c % 32 : key % 32, i = VALUE ? key % 32 : c % 32;
+    return KvFormat<VALUE>::tile_at(e, c / 32, key / 32) + 2 * (row / 8 * 256 + i / 8 * 64 + row % 8 * 8 + i % 8);
+}
 // Stores column `c` of the key or value of cache row `index` in its page of a head, in formats without rotation. A warp
 // has 32 columns: in packed formats, and with tiles, a block of them.
 template <bool VALUE>
@@ -102,9 +109,7 @@ DEVICE void store_kv(u8 *pages, u64 page_of_head, u32 index, int c, int head_dim
         float x[1] = {v};
         store_group<VALUE>(page, e, key, c / 32 * 32, x);
     } else if constexpr (TENSOR_CORES) {
-        const int row = VALUE ? c % 32 : key % 32, i = VALUE ? key % 32 : c % 32;
-        u8 *tile = page + F::tile_at(e, c / 32, key / 32);
-        KvElement<VALUE>::store(tile + 2 * (row / 8 * 256 + i / 8 * 64 + row % 8 * 8 + i % 8), v);
+        KvElement<VALUE>::store(page + element_at<VALUE>(e, key, c), v);
     } else {
         KvElement<VALUE>::store(page + (key * e + c) * KvElement<VALUE>::BYTES, v);
     }
@@ -177,6 +182,24 @@ struct HeadJob {
         page = is_stored ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
         page_of_head = (u64) page * heads + all - first;
     }
+    // Two neighboring columns of each 64 a lane, normed if the job says so, by a warp.
+    template <int TILES>
+    DEVICE void load_normed(float2 (&v)[TILES], float eps) const {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int i = 0; i < TILES; i++) v[i] = *(const float2 *) (x + i * 64 + 2 * lane);
+        if (!(kind & 1)) return;
+        const float inverse = inverse_rms_of_run(v, eps);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            v[i].x *= inverse;
+            v[i].y *= inverse;
+            if (!weight) continue;
+            const float2 w = *(const float2 *) (weight + i * 64 + 2 * lane);
+            v[i].x *= w.x;
+            v[i].y *= w.y;
+        }
+    }
     // Stores column `c`; in groups that are rotated, to `turned` in shared memory, for `store_groups`.
     DEVICE void store(const HeadJobs &a, float *turned, int c, float v) const {
         if (y) y[c] = v;
@@ -186,6 +209,39 @@ struct HeadJob {
             if (kind & 4) store_kv<false>(a.keys, page_of_head, index, c, a.head_dim, v);
         if constexpr (!VALUE_ROTATION)
             if (kind & 8) store_kv<true>(a.values, page_of_head, index, c, a.head_dim, v);
+    }
+    // Whether two neighboring columns can be stored together: queries, and keys of 16 bits.
+    DEVICE bool takes_pairs() const {
+        return !(kind & 8) && (!(kind & 4) || (TENSOR_CORES && KEY_FORMAT != 0 && KEY_FORMAT < 3));
+    }
+    // Rotates and stores a head whose pairs are E / 2 columns apart, so that a lane has both columns of each, with the
+    // bits of `RopeAngles::apply` and `store`.
+    template <int TILES>
+    DEVICE void turn_and_store(const HeadJobs &a, float2 (&v)[TILES], const float2 *angles) const {
+        constexpr int E = 64 * TILES;
+        const int lane = threadIdx.x & 31;
+        auto turn = [&](int j, float &low, float &high) {
+            if (j >= pairs) return;
+            const float2 of = angles[j];
+            const float before = low;
+            low = fmaf(-high, of.x, low * of.y);
+            high = fmaf(before, of.x, high * of.y);
+        };
+#pragma unroll
+        for (int i = 0; i < TILES / 2; i++) {
+            const int c = i * 64 + 2 * lane;
+            turn(c, v[i].x, v[i + TILES / 2].x);
+            turn(c + 1, v[i].y, v[i + TILES / 2].y);
+        }
+        if (y)
+#pragma unroll
+            for (int i = 0; i < TILES; i++) *(float2 *) (y + i * 64 + 2 * lane) = v[i];
+        if (page == NO_PAGE) return;
+        u8 *to = a.keys + page_of_head * kv_page_bytes<false>(E);
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+            *(u32 *) (to + element_at<false>(E, index % PAGE_ROWS, i * 64 + 2 * lane)) =
+                KvElement<false>::bits(v[i].x, v[i].y);
     }
     DEVICE bool has_groups() const { return kind & ROTATED_KINDS && page != NO_PAGE; }
     // Stores the groups that start at the warp's columns; `c` is the lane's.
@@ -241,19 +297,10 @@ KERNEL __launch_bounds__(32 * HEAD_WARPS) norm_rope_append_rows(HeadJobs a) {
     for (int all = warp; all < a.first[3]; all += HEAD_WARPS) {
         const HeadJob job(a, row, all);
         float2 v[TILES];
-#pragma unroll
-        for (int i = 0; i < TILES; i++) v[i] = *(const float2 *) (job.x + i * 64 + 2 * lane);
-        if (job.kind & 1) {
-            const float inverse = inverse_rms_of_run(v, a.eps);
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
-                v[i].x *= inverse;
-                v[i].y *= inverse;
-                if (!job.weight) continue;
-                const float2 w = *(const float2 *) (job.weight + i * 64 + 2 * lane);
-                v[i].x *= w.x;
-                v[i].y *= w.y;
-            }
+        job.load_normed(v, a.eps);
+        if (job.takes_pairs() && a.offset == E / 2 && TILES % 2 == 0) {
+            job.turn_and_store(a, v, angles);
+            continue;
         }
         __syncwarp(); // nobody reads the head before
 #pragma unroll
@@ -276,4 +323,58 @@ KERNEL __launch_bounds__(32 * HEAD_WARPS) norm_rope_append_rows(HeadJobs a) {
         for (int c = lane; c < E; c += 32) job.store_groups(a, turned, c);
     }
 }
+#if TENSOR_CORES && VALUE_FORMAT != 0 && VALUE_FORMAT < 3
+// Norms and stores the values of many rows, the only job, with the bits of `norm_rope_append`. A warp has a head of
+// eight rows: where these follow each other in a page, a lane stores all eight keys of a column at once.
+KERNEL __launch_bounds__(32 * HEAD_WARPS, HEAD_COLUMNS > 256 ? 1 : 2) norm_append_values(HeadJobs a) {
+    constexpr int E = HEAD_COLUMNS, TILES = E / 64, ROWS = VALUE_ROWS;
+    static_assert(ROWS == 8, "keys that lie side by side");
+    const int lane = threadIdx.x & 31, unit = blockIdx.x * HEAD_WARPS + (threadIdx.x >> 5), heads = a.first[1];
+    const int rows = a.batch.rows(), base = unit / heads * ROWS, head = unit % heads;
+    pdl_sync();
+    if (base >= rows) return;
+    auto load = [&](const HeadJob &job, float2(&v)[TILES]) {
+        job.load_normed(v, a.eps);
+        if (!job.y) return;
+#pragma unroll
+        for (int i = 0; i < TILES; i++) *(float2 *) (job.y + i * 64 + 2 * lane) = v[i];
+    };
+    // Where the lane's column `k` of key `key` lies in a page.
+    auto at = [&](u32 key, int k) { return element_at<true>(E, key % PAGE_ROWS, k / 2 * 64 + 2 * lane + k % 2); };
+    auto page_of = [&](const HeadJob &job) { return a.values + job.page_of_head * kv_page_bytes<true>(E); };
+    const HeadJob first(a, base, head);
+    const int own = base + min(lane, ROWS - 1);
+    const bool follows =
+        own < rows && a.batch.at(own) == first.index + (own - base) && a.batch.seq_of(own) == a.batch.seq_of(base);
+    float2 v[TILES];
+    if (first.page == NO_PAGE || first.index % ROWS || !__all_sync(~0u, follows)) {
+#pragma unroll 1
+        for (int row = base; row < min(base + ROWS, rows); row++) {
+            const HeadJob job(a, row, head);
+            load(job, v);
+            if (job.page == NO_PAGE) continue;
+#pragma unroll
+            for (int k = 0; k < 2 * TILES; k++)
+                KvElement<true>::store(page_of(job) + at(job.index, k), k % 2 ? v[k / 2].y : v[k / 2].x);
+        }
+        return;
+    }
+    u32 columns[2 * TILES][ROWS / 2]; // of two keys each
+#pragma unroll
+    for (int r = 0; r < ROWS; r += 2) {
+        float2 next[TILES];
+        load(HeadJob(a, base + r, head), v);
+        load(HeadJob(a, base + r + 1, head), next);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            columns[2 * i][r / 2] = KvElement<true>::bits(v[i].x, next[i].x);
+            columns[2 * i + 1][r / 2] = KvElement<true>::bits(v[i].y, next[i].y);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * TILES; k++)
+        *(uint4 *) (page_of(first) + at(first.index, k)) =
+            make_uint4(columns[k][0], columns[k][1], columns[k][2], columns[k][3]);
+}
+#endif
 #endif

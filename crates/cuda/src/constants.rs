@@ -62,8 +62,11 @@ pub(crate) const PAGE_UNIT_KEYS: usize = 2048;
 /// Columns of a head that a block of `attention_merge` takes.
 pub(crate) const MERGE_COLUMNS: usize = 128;
 
-/// Warps of a block of `norm_rope_append_rows`.
+/// Warps of a block of `norm_rope_append_rows` and of `norm_append_values`.
 pub(crate) const HEAD_WARPS: usize = 8;
+
+/// Rows of a head of values that a warp of `norm_append_values` takes.
+pub(crate) const VALUE_ROWS: usize = 8;
 
 /// Rows whose convolution is one block's in the delta rule, where one kernel does not take them all.
 pub(crate) const CHUNK_ROWS: usize = 32;
@@ -102,6 +105,7 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
             ("PAGE_UNIT_KEYS", PAGE_UNIT_KEYS),
             ("MERGE_COLUMNS", MERGE_COLUMNS),
             ("HEAD_WARPS", HEAD_WARPS),
+            ("VALUE_ROWS", VALUE_ROWS),
         ],
         "delta" => vec![
             ("CHUNK_ROWS", CHUNK_ROWS),

@@ -2,7 +2,7 @@
 
 use crate::args::{Activations, Address, Args, HeadJobs};
 use crate::attention::{Prompts, Ring};
-use crate::constants::HEAD_WARPS;
+use crate::constants::{HEAD_WARPS, VALUE_ROWS};
 use crate::elementwise::threads;
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
@@ -73,7 +73,9 @@ pub(crate) fn format_defines(format: KvFormat) -> [(&'static str, usize); 6] {
 /// A kernel for pages like these.
 pub(crate) fn kernel(name: &'static str, pages: &Pages) -> Kernel {
     let file = match name {
-        "kv_append" | "norm_rope_append" | "norm_rope_append_rows" => "kv_append",
+        "kv_append" | "norm_rope_append" | "norm_rope_append_rows" | "norm_append_values" => {
+            "kv_append"
+        }
         _ => "attention",
     };
     let mut kernel = Kernel::new(file, name);
@@ -248,41 +250,81 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
     };
     let (mut inputs, mut outputs) = (op.inputs.iter(), op.outputs.iter());
     let mut next = || l.address(*inputs.next().expect("as many inputs as the jobs have"));
-    let mut heads = 0;
-    for i in 0..=MAX_JOBS {
-        all.first[i] = heads as i32;
-        let Some(job) = jobs.get(i) else { continue };
-        heads += job.heads;
+    let [rows, _] = l.shape(op.inputs[0]);
+    let takes_rows =
+        p.tiles.is_some() && head_dim.is_multiple_of(TILE) && rows >= 2 * l.device.driver.sms;
+    let values = p.spec.format.v;
+    let are_apart =
+        takes_rows && matches!(values.layout, KvLayout::Plain(_)) && values.rotation.is_none();
+    let mut apart = all;
+    for job in jobs {
         let is = |role| usize::from(job.role == role);
         let (normed, turned) = (usize::from(job.is_normed), usize::from(job.is_rotated));
         let (key, value) = (is(HeadRole::Key), is(HeadRole::Value));
-        all.kind[i] = (normed | turned << 1 | key << 2 | value << 3) as i32;
-        all.x[i] = next();
-        all.weight[i] = if job.is_weighted { next() } else { 0 };
-        if job.is_normed {
-            all.y[i] = l.address_if_read(*outputs.next().expect("an output for each norm"));
-        }
+        let of = HeadsOfJob {
+            heads: job.heads,
+            kind: (normed | turned << 1 | key << 2 | value << 3) as i32,
+            x: next(),
+            weight: if job.is_weighted { next() } else { 0 },
+            y: match job.is_normed {
+                true => l.address_if_read(*outputs.next().expect("an output for each norm")),
+                false => 0,
+            },
+        };
+        let is_apart = are_apart && job.role == HeadRole::Value;
+        of.add_to(if is_apart { &mut apart } else { &mut all });
     }
-    let [rows, _] = l.shape(op.inputs[0]);
     // A head, and what becomes of it before it is rotated in groups.
     let of_head = 4 * head_dim * (1 + usize::from(p.rotates()));
-    let takes_rows = p.tiles.is_some() && head_dim.is_multiple_of(TILE);
-    let (name, grid) = if takes_rows && rows >= 2 * l.device.driver.sms {
+    let launch = |name, jobs: &HeadJobs, grid| {
+        let args = Args::default().of(jobs);
+        l.device.launch(&kernel(name, p), grid, args);
+    };
+    let heads = all.first[MAX_JOBS] as usize;
+    if takes_rows && heads > 0 {
         let grid = Grid {
             // Sines and cosines besides.
             shared: 8 * rope.map_or(0, |r| r.pairs) + HEAD_WARPS * of_head,
             ..Grid::new(rows, 32 * HEAD_WARPS)
         };
-        ("norm_rope_append_rows", grid)
-    } else {
+        launch("norm_rope_append_rows", &all, grid);
+    } else if heads > 0 {
         let grid = Grid {
             shared: of_head,
             ..Grid::new(rows * heads, threads(*head_dim))
         };
-        ("norm_rope_append", grid)
-    };
-    let args = Args::default().of(&all);
-    l.device.launch(&kernel(name, p), grid, args);
+        launch("norm_rope_append", &all, grid);
+    }
+    let heads = apart.first[MAX_JOBS] as usize;
+    if heads > 0 {
+        let warps = rows.div_ceil(VALUE_ROWS) * heads;
+        let grid = Grid::new(warps.div_ceil(HEAD_WARPS), 32 * HEAD_WARPS);
+        launch("norm_append_values", &apart, grid);
+    }
+}
+
+/// Heads of one kind in the launch of a kernel, as [`HeadJobs`] has them.
+struct HeadsOfJob {
+    heads: usize,
+    kind: i32,
+    x: Address,
+    weight: Address,
+    y: Address,
+}
+
+impl HeadsOfJob {
+    /// Adds the job behind those that `jobs` has.
+    fn add_to(self, jobs: &mut HeadJobs) {
+        let last = jobs.first[MAX_JOBS];
+        let i = (0..MAX_JOBS).find(|i| jobs.first[*i] == last);
+        let i = i.expect("room for every job of an op");
+        jobs.x[i] = self.x;
+        jobs.weight[i] = self.weight;
+        jobs.y[i] = self.y;
+        jobs.kind[i] = self.kind;
+        // All behind it begin where it ends.
+        jobs.first[i + 1..].fill(last + self.heads as i32);
+    }
 }
 
 /// Turns results of attention over rotated values at `y` back where they are, `heads` heads in each of `rows` rows, and

@@ -232,7 +232,11 @@ fn routed_kernel(device: &Device, table: &Table, top_k: usize, n: usize) -> Opti
             // One block of the last column hands on, the others compute a GLU.
             let most = table.gate_up.count.min(pairs).max(2);
             let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS) + 1, most, threads);
-            ("moe_gemv_routed", grid, pairs * ROUTED_PAIR_BYTES + ROUTED_SPARE_BYTES)
+            (
+                "moe_gemv_routed",
+                grid,
+                pairs * ROUTED_PAIR_BYTES + ROUTED_SPARE_BYTES,
+            )
         }
     };
     Some(RoutedKernel {

@@ -161,53 +161,89 @@ fn gpu_fused_rotations_have_the_bits_of_their_parts() {
 #[test]
 fn gpu_fused_heads_are_stored_with_the_bits_of_their_parts() {
     let Some(cuda) = gpu() else { return };
-    for (head_dim, format) in [
-        (64, "bf16"),
-        (64, "q8_0,turbo4"),
-        (192, "turbo4,turbo3"),
-        (192, "q5_0,rot-q4_0"),
-        (256, "q8_0"),
-        (256, "f32,turbo3"),
-        (256, "turbo2,q4_0"),
-        (512, "rot-q5_0,turbo2"),
-        (512, "bf16,f32"),
+    let whole = |head_dim| (head_dim, head_dim / 2, head_dim / 2);
+    for ((head_dim, pair_offset, pairs), format) in [
+        (whole(64), "bf16"),
+        (whole(64), "q8_0,turbo4"),
+        (whole(128), "f16"),
+        (whole(192), "bf16"),
+        (whole(192), "turbo4,turbo3"),
+        (whole(192), "q5_0,rot-q4_0"),
+        (whole(256), "bf16"),
+        (whole(256), "q8_0"),
+        (whole(256), "turbo4,bf16"),
+        (whole(256), "f32,turbo3"),
+        (whole(256), "turbo2,q4_0"),
+        (whole(512), "rot-q5_0,turbo2"),
+        (whole(512), "bf16,f32"),
+        // Columns that are not rotated: the last of all, as in Qwen, and the last of each half, as in Gemma.
+        ((256, 32, 32), "bf16"),
+        ((512, 256, 64), "bf16"),
     ] {
         let rope = Rope {
             head_dim,
-            pair_offset: head_dim / 2,
-            frequencies: noise(6, head_dim / 2),
+            pair_offset,
+            frequencies: noise(6, pairs),
             axes: Vec::new(),
         };
         // A block a head, and a block a row.
         for n in [70, 2 * cuda.device.driver.sms + 1] {
-            assert_heads_are_stored_as_alone(&cuda, &rope, format, n);
+            for batch in [one_text(n), texts_with_gaps(n)] {
+                assert_heads_are_stored_as_alone(&cuda, &rope, format, &batch);
+            }
         }
     }
     cuda.finish().unwrap();
 }
 
-/// Asserts that queries, keys and values of `n` rows are the same from one kernel as from one for each op.
-fn assert_heads_are_stored_as_alone(cuda: &Cuda, rope: &Rope, format: &str, n: usize) {
-    let (head_dim, pages) = (rope.head_dim, n.div_ceil(backend::PAGE_ROWS));
+/// A batch of one new text of `n` rows, whose pages lie in descending order.
+fn one_text(n: usize) -> Batch {
+    batch_of(vec![(0..n as u32).map(Row::text).collect()])
+}
+
+/// A batch of `n` rows of two texts: neither begins or ends with a multiple of eight rows, and a row
+/// of each writes nothing.
+fn texts_with_gaps(n: usize) -> Batch {
+    let text = |from: u32, n: usize| -> Vec<Row> {
+        let mut rows: Vec<Row> = (from..).take(n).map(Row::text).collect();
+        rows[20] = Row::reader(from + 20);
+        rows
+    };
+    batch_of(vec![text(3, 29), text(64, n - 29)])
+}
+
+/// A batch of texts, by the rows of each; they have the pages up to their last row.
+fn batch_of(texts: Vec<Vec<Row>>) -> Batch {
+    let mut batch = Batch::default();
+    for rows in texts {
+        let last = rows.iter().filter_map(|row| row.at).max();
+        let pages = last.map_or(0, |at| at as usize / backend::PAGE_ROWS + 1);
+        let (first, before) = (batch.rows.len(), batch.tables.len());
+        let table = before..before + pages;
+        batch.seqs.push(BatchSeq {
+            rows: first..first + rows.len(),
+            slot: batch.seqs.len(),
+            is_new: true,
+            kept: 0,
+            certain: rows.len(),
+            tables: vec![table],
+        });
+        batch.rows.extend(rows);
+        batch.tables.extend((before as u32..).take(pages));
+    }
+    batch.tables.reverse();
+    batch
+}
+
+/// Asserts that queries, keys and values of the rows of `batch` are the same from fused kernels as
+/// from one for each op.
+fn assert_heads_are_stored_as_alone(cuda: &Cuda, rope: &Rope, format: &str, batch: &Batch) {
+    let (head_dim, n, pages) = (rope.head_dim, batch.rows.len(), batch.tables.len());
     let x = |seed, heads: usize| {
         let cols = heads * head_dim;
         cuda.upload(n, cols, &noise(seed, n * cols))
     };
     let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
-    let table = 0..pages;
-    let batch = Batch {
-        rows: (0..n as u32).map(Row::text).collect(),
-        seqs: vec![BatchSeq {
-            rows: 0..n,
-            slot: 0,
-            is_new: true,
-            kept: 0,
-            certain: n,
-            tables: vec![table],
-        }],
-        tables: (0..pages as u32).rev().collect(),
-        ..Batch::default()
-    };
     let stored = |alone| {
         let mut kv = cuda.kv(KvSpec {
             pages,
@@ -219,7 +255,7 @@ fn assert_heads_are_stored_as_alone(cuda: &Cuda, rope: &Rope, format: &str, n: u
         let turned = |x: &Tensor| {
             let y = cuda.rms_norm(x, Some(&weight), head_dim, 1e-6);
             tell(cuda, alone, &y);
-            let y = cuda.rope(y, rope, &batch);
+            let y = cuda.rope(y, rope, batch);
             tell(cuda, alone, &y);
             y
         };
@@ -227,14 +263,15 @@ fn assert_heads_are_stored_as_alone(cuda: &Cuda, rope: &Rope, format: &str, n: u
         let k = turned(&x(2, 2));
         let v = cuda.rms_norm(&x(3, 2), None, head_dim, 1e-6);
         tell(cuda, alone, &v);
-        cuda.kv_append(&mut kv, &k, &v, 0, &batch);
+        cuda.kv_append(&mut kv, &k, &v, 0, batch);
         drop((k, v));
         let saved: Vec<Vec<u8>> = (0..pages).map(|page| cuda.kv_save(&kv, page)).collect();
         (saved, cuda.download(&q).into_owned())
     };
     assert!(
         stored(false) == stored(true),
-        "{n} rows with heads of {head_dim} in {format}"
+        "{n} rows of {} texts with heads of {head_dim} in {format}",
+        batch.seqs.len()
     );
 }
 

@@ -212,7 +212,9 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("moe_dense_norm", 64, 3400),
     ("glu_rows", 48, 3400),
     ("glu", 40, 2600),
+    ("norm_rope_append_rows", 64, 2200),
     ("norm_rope_append", 48, 2200),
+    ("norm_append_values", 128, 8000),
     ("group", 56, 2000),
     ("route", 40, 4200),
 ];
