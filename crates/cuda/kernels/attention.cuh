@@ -29,21 +29,21 @@ template <bool VALUES>
 struct KvElement {
     static constexpr int FORMAT = KvFormat<VALUES>::FORMAT;
     static constexpr u32 BYTES = FORMAT == 0 ? 4 : 2;
-    // The 16 bits of an element, in formats that have so many.
+    // Whether elements lie in tiles of 16 bits as they are, not rotated.
+    static constexpr bool IS_TILE = TENSOR_CORES && (FORMAT == 1 || FORMAT == 2) && KvFormat<VALUES>::ROTATION == 0;
+    // An element as it is stored, in formats of 16 bits.
     DEVICE static u16 bits(float v) {
         if (FORMAT == 2 && !TENSOR_CORES) return f32_to_bf16(v);
         return f32_to_f16(clamp_f16(FORMAT == 2 ? bf16_to_f32(f32_to_bf16(v)) : v));
     }
-    // The bits of two elements, the first one lowest.
+    // Two elements as they are stored, the first in the lower half.
     DEVICE static u32 bits(float low, float high) {
-#if __CUDA_ARCH__ >= 800
         if constexpr (FORMAT == 2 && TENSOR_CORES) {
             u32 both;
             asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-            // Not a number is a number after `clamp_f16`, whatever its bits were.
+            // `clamp_f16` makes -65504 of every NaN, so that its bits do not matter.
             return pack_f16x2(clamp_f16(__uint_as_float(both << 16)), clamp_f16(__uint_as_float(both & 0xffff0000)));
         }
-#endif
         return bits(low) | (u32) bits(high) << 16;
     }
     DEVICE static void store(u8 *to, float v) {

@@ -4,6 +4,11 @@
 //   q, k, v of a row and head --> RowFragment: RMS norm --> shared: head --> RoPE --> y
 //                        elements, and codes of 32 columns: from registers <-+   +-> shared --> a group of columns
 //                                                       a row of a page <----+------ rotation, codes or levels <-+
+//
+// and, of many rows, where elements have 16 bits:
+//
+//   q, k of a row and head    --> registers: RMS norm, RoPE --> y, a row of a page
+//   v of eight rows of a head --> registers: RMS norm       --> y, eight keys of each column of a page
 
 // The sum of squares of a group's columns, lane l having columns l + 32 k, in the order of quant/src/kv/turbo.rs: 16
 // sums, then a tree.
@@ -91,8 +96,8 @@ DEVICE void store_rotated(u8 *page, int e, int key, int column, const float *x) 
     if (ALL_LARGE || group_columns(first, e, GROUP) == 128) store(large);
     else store(small);
 }
-// Where column `c` of key `key` lies in a page of tiles. Eight columns of a key, and eight keys of a column of values,
-// lie side by side.
+// Byte offset of column `c` of key `key` in a page of 16-bit tiles. Columns 8 i to 8 i + 7 of a key are contiguous; in
+// values, keys 8 i to 8 i + 7 of a column.
 template <bool VALUE>
 DEVICE int element_at(int e, int key, int c) {
     const int row = VALUE ? c % 32 : key % 32, i = VALUE ? key % 32 : c % 32;
@@ -182,7 +187,8 @@ struct HeadJob {
         page = is_stored ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
         page_of_head = (u64) page * heads + all - first;
     }
-    // Two neighboring columns of each 64 a lane, normed if the job says so, by a warp.
+    // Loads the head into the registers of a warp, two neighboring columns of each 64 a lane, and applies the RMS norm
+    // if the job has one.
     template <int TILES>
     DEVICE void load_normed(float2 (&v)[TILES], float eps) const {
         const int lane = threadIdx.x & 31;
@@ -210,12 +216,10 @@ struct HeadJob {
         if constexpr (!VALUE_ROTATION)
             if (kind & 8) store_kv<true>(a.values, page_of_head, index, c, a.head_dim, v);
     }
-    // Whether two neighboring columns can be stored together: queries, and keys of 16 bits.
-    DEVICE bool takes_pairs() const {
-        return !(kind & 8) && (!(kind & 4) || (TENSOR_CORES && KEY_FORMAT != 0 && KEY_FORMAT < 3));
-    }
-    // Rotates and stores a head whose pairs are E / 2 columns apart, so that a lane has both columns of each, with the
-    // bits of `RopeAngles::apply` and `store`.
+    // Whether `turn_and_store` takes the head: a query, or a key that is stored in tiles of 16 bits.
+    DEVICE bool fits_registers() const { return !(kind & 8) && (!(kind & 4) || KvElement<false>::IS_TILE); }
+    // Applies RoPE in registers and stores the head, with the bits of `RopeAngles::apply` and `store`. The columns of a
+    // pair are E / 2 apart (`a.offset`), so that one lane has both.
     template <int TILES>
     DEVICE void turn_and_store(const HeadJobs &a, float2 (&v)[TILES], const float2 *angles) const {
         constexpr int E = 64 * TILES;
@@ -298,10 +302,11 @@ KERNEL __launch_bounds__(32 * HEAD_WARPS) norm_rope_append_rows(HeadJobs a) {
         const HeadJob job(a, row, all);
         float2 v[TILES];
         job.load_normed(v, a.eps);
-        if (job.takes_pairs() && a.offset == E / 2 && TILES % 2 == 0) {
-            job.turn_and_store(a, v, angles);
-            continue;
-        }
+        if constexpr (TILES % 2 == 0)
+            if (job.fits_registers() && a.offset == E / 2) {
+                job.turn_and_store(a, v, angles);
+                continue;
+            }
         __syncwarp(); // nobody reads the head before
 #pragma unroll
         for (int i = 0; i < TILES; i++) *(float2 *) (head + i * 64 + 2 * lane) = v[i];
@@ -323,12 +328,13 @@ KERNEL __launch_bounds__(32 * HEAD_WARPS) norm_rope_append_rows(HeadJobs a) {
         for (int c = lane; c < E; c += 32) job.store_groups(a, turned, c);
     }
 }
-#if TENSOR_CORES && VALUE_FORMAT != 0 && VALUE_FORMAT < 3
-// Norms and stores the values of many rows, the only job, with the bits of `norm_rope_append`. A warp has a head of
-// eight rows: where these follow each other in a page, a lane stores all eight keys of a column at once.
+#if TENSOR_CORES && VALUE_FORMAT != 0 && VALUE_FORMAT < 3 && VALUE_ROTATION == 0
+// Norms and stores values of 16 bits of many rows, with the bits of `norm_rope_append`; they are the only job. A warp
+// takes one head of eight rows. If these are consecutive keys of one page from a multiple of eight on, a lane stores
+// all eight keys of a column at once; otherwise they are stored row by row.
 KERNEL __launch_bounds__(32 * HEAD_WARPS, HEAD_COLUMNS > 256 ? 1 : 2) norm_append_values(HeadJobs a) {
     constexpr int E = HEAD_COLUMNS, TILES = E / 64, ROWS = VALUE_ROWS;
-    static_assert(ROWS == 8, "keys that lie side by side");
+    static_assert(ROWS == 8, "the keys of a 16-byte store");
     const int lane = threadIdx.x & 31, unit = blockIdx.x * HEAD_WARPS + (threadIdx.x >> 5), heads = a.first[1];
     const int rows = a.batch.rows(), base = unit / heads * ROWS, head = unit % heads;
     pdl_sync();

@@ -114,7 +114,8 @@ DEVICE void prefetch_tables(const Routing &r) {
         prefetch_l2((i < lines ? r.tables[0] : r.tables[1]) + min(i % lines * 16, r.experts - 1));
 }
 // Lists the experts in use with their matrices of the first product, and the sorted pairs, in shared memory; returns
-// how many experts there are. `scratch` has room for 2 rows top_k + 3 numbers, and may be used again afterwards.
+// how many experts there are. `scratch` has room for rows top_k numbers, rounded up to a multiple of four, and rows
+// top_k more; it may be used again afterwards.
 // `meanwhile` is called while scores are on their way. A warp takes a row at a time, of at most 32 N experts.
 template <int N, class F>
 DEVICE int route_in_block(const Routing &r, bool stores_weights, ActiveExpert *list, int *pair, u32 *scratch,
@@ -122,7 +123,8 @@ DEVICE int route_in_block(const Routing &r, bool stores_weights, ActiveExpert *l
     __shared__ int used;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = r.rows * r.top_k;
     const u64 *matrices = r.tables[0];
-    // `firsts` begins behind all that a load of four numbers of `chosen` may read.
+    // The compiler may read `chosen` four numbers at a time, up to three behind its end: `firsts`, which other threads
+    // write, begins behind those.
     u32 *chosen = scratch, *firsts = scratch + (n + 3 & ~3);
     SoftmaxPowers<N> powers;
     if (warp < r.rows) powers.load(r.scores + warp * r.experts, r.experts);

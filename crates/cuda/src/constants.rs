@@ -65,7 +65,7 @@ pub(crate) const MERGE_COLUMNS: usize = 128;
 /// Warps of a block of `norm_rope_append_rows` and of `norm_append_values`.
 pub(crate) const HEAD_WARPS: usize = 8;
 
-/// Rows of a head of values that a warp of `norm_append_values` takes.
+/// Rows that a warp of `norm_append_values` takes, of one head.
 pub(crate) const VALUE_ROWS: usize = 8;
 
 /// Rows whose convolution is one block's in the delta rule, where one kernel does not take them all.

@@ -254,6 +254,7 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
     let takes_rows =
         p.tiles.is_some() && head_dim.is_multiple_of(TILE) && rows >= 2 * l.device.driver.sms;
     let values = p.spec.format.v;
+    // A kernel that takes several rows of values at once does not rotate them by position.
     let are_apart =
         takes_rows && matches!(values.layout, KvLayout::Plain(_)) && values.rotation.is_none();
     let mut apart = all;
@@ -261,7 +262,7 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
         let is = |role| usize::from(job.role == role);
         let (normed, turned) = (usize::from(job.is_normed), usize::from(job.is_rotated));
         let (key, value) = (is(HeadRole::Key), is(HeadRole::Value));
-        let of = HeadsOfJob {
+        let of = JobArgs {
             heads: job.heads,
             kind: (normed | turned << 1 | key << 2 | value << 3) as i32,
             x: next(),
@@ -271,7 +272,7 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
                 false => 0,
             },
         };
-        let is_apart = are_apart && job.role == HeadRole::Value;
+        let is_apart = are_apart && job.role == HeadRole::Value && !job.is_rotated;
         of.add_to(if is_apart { &mut apart } else { &mut all });
     }
     // A head, and what becomes of it before it is rotated in groups.
@@ -280,31 +281,31 @@ pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
         let args = Args::default().of(jobs);
         l.device.launch(&kernel(name, p), grid, args);
     };
-    let heads = all.first[MAX_JOBS] as usize;
-    if takes_rows && heads > 0 {
+    if takes_rows {
         let grid = Grid {
             // Sines and cosines besides.
             shared: 8 * rope.map_or(0, |r| r.pairs) + HEAD_WARPS * of_head,
             ..Grid::new(rows, 32 * HEAD_WARPS)
         };
         launch("norm_rope_append_rows", &all, grid);
-    } else if heads > 0 {
+    } else {
         let grid = Grid {
             shared: of_head,
-            ..Grid::new(rows * heads, threads(*head_dim))
+            ..Grid::new(rows * all.first[MAX_JOBS] as usize, threads(*head_dim))
         };
         launch("norm_rope_append", &all, grid);
     }
     let heads = apart.first[MAX_JOBS] as usize;
     if heads > 0 {
+        assert_eq!(apart.first[1], apart.first[MAX_JOBS], "one job of values");
         let warps = rows.div_ceil(VALUE_ROWS) * heads;
         let grid = Grid::new(warps.div_ceil(HEAD_WARPS), 32 * HEAD_WARPS);
         launch("norm_append_values", &apart, grid);
     }
 }
 
-/// Heads of one kind in the launch of a kernel, as [`HeadJobs`] has them.
-struct HeadsOfJob {
+/// What a kernel is told of one job, as [`HeadJobs`] has it.
+struct JobArgs {
     heads: usize,
     kind: i32,
     x: Address,
@@ -312,8 +313,8 @@ struct HeadsOfJob {
     y: Address,
 }
 
-impl HeadsOfJob {
-    /// Adds the job behind those that `jobs` has.
+impl JobArgs {
+    /// Adds the job to `jobs`, in the first place that is free.
     fn add_to(self, jobs: &mut HeadJobs) {
         let last = jobs.first[MAX_JOBS];
         let i = (0..MAX_JOBS).find(|i| jobs.first[*i] == last);
@@ -322,7 +323,7 @@ impl HeadsOfJob {
         jobs.weight[i] = self.weight;
         jobs.y[i] = self.y;
         jobs.kind[i] = self.kind;
-        // All behind it begin where it ends.
+        // Places behind it stay free: they begin where this job ends.
         jobs.first[i + 1..].fill(last + self.heads as i32);
     }
 }

@@ -107,6 +107,9 @@ pub(crate) fn gemv_kernel(tiles: Tiles, experts: usize, name: &'static str) -> K
 /// tensor-core product takes.
 const MAX_PIPELINED_ROWS: usize = 8;
 
+/// Pairs of such rows and their experts, at most.
+const MAX_PIPELINED_PAIRS: usize = MAX_PIPELINED_ROWS * MAX_RANKS;
+
 /// Bytes of the kernels' `ActiveExpert`.
 const ACTIVE_EXPERT_BYTES: usize = 16;
 
@@ -114,8 +117,8 @@ const ACTIVE_EXPERT_BYTES: usize = 16;
 /// own, and three numbers.
 const ROUTED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 3 * 4;
 
-/// Bytes of shared memory of a block of `moe_gemv_routed` beside those of pairs: three numbers, for
-/// loads of four may read so many behind the pairs' experts.
+/// Bytes of shared memory of a block of `moe_gemv_routed` beside those of pairs: the first of its two
+/// arrays of pairs' experts is rounded up to a multiple of four numbers.
 const ROUTED_SPARE_BYTES: usize = 3 * 4;
 
 /// Bytes of shared memory for each pair of a block of `moe_gemv_pipelined`: room for an expert of
@@ -127,7 +130,7 @@ const PIPELINED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 2 * 4;
 const LISTED_PAIR_BYTES: usize = ACTIVE_EXPERT_BYTES + 4;
 
 const _: () = assert!(
-    8 * MAX_PIPELINED_ROWS * MAX_RANKS <= GEMV_REDUCTION_BYTES,
+    4 * (MAX_PIPELINED_PAIRS.next_multiple_of(4) + MAX_PIPELINED_PAIRS) <= GEMV_REDUCTION_BYTES,
     "pairs are sorted where partial sums lie later"
 );
 

@@ -160,59 +160,94 @@ fn gpu_fused_rotations_have_the_bits_of_their_parts() {
 /// Keys and values that are stored by the kernel that makes them, and by one of their own.
 #[test]
 fn gpu_fused_heads_are_stored_with_the_bits_of_their_parts() {
-    let Some(cuda) = gpu() else { return };
     let whole = |head_dim| (head_dim, head_dim / 2, head_dim / 2);
-    for ((head_dim, pair_offset, pairs), format) in [
+    assert_fused_heads(&[
         (whole(64), "bf16"),
         (whole(64), "q8_0,turbo4"),
         (whole(128), "f16"),
+        (whole(128), "f16,q8_0"),
         (whole(192), "bf16"),
         (whole(192), "turbo4,turbo3"),
         (whole(192), "q5_0,rot-q4_0"),
-        (whole(256), "bf16"),
         (whole(256), "q8_0"),
-        (whole(256), "turbo4,bf16"),
+        (whole(256), "bf16,turbo4"),
         (whole(256), "f32,turbo3"),
         (whole(256), "turbo2,q4_0"),
         (whole(512), "rot-q5_0,turbo2"),
         (whole(512), "bf16,f32"),
-        // Columns that are not rotated: the last of all, as in Qwen, and the last of each half, as in Gemma.
+        // The last columns of all are not rotated, as in Qwen.
         ((256, 32, 32), "bf16"),
+    ]);
+}
+
+/// As [`gpu_fused_heads_are_stored_with_the_bits_of_their_parts`], few enough for compute-sanitizer.
+#[test]
+fn gpu_small_fused_heads_are_stored_with_the_bits_of_their_parts() {
+    assert_fused_heads(&[
+        ((256, 128, 128), "bf16"),
+        ((256, 128, 128), "turbo4,bf16"),
+        // The last columns of each half are not rotated, as in Gemma.
         ((512, 256, 64), "bf16"),
-    ] {
+    ]);
+}
+
+/// Asserts that heads are stored as by the parts of the fused op: columns of a head, distance and
+/// number of the pairs that RoPE rotates, and format, of each.
+fn assert_fused_heads(cases: &[((usize, usize, usize), &str)]) {
+    let Some(cuda) = gpu() else { return };
+    for &((head_dim, pair_offset, pairs), format) in cases {
         let rope = Rope {
             head_dim,
             pair_offset,
             frequencies: noise(6, pairs),
             axes: Vec::new(),
         };
-        // A block a head, and a block a row.
+        // Of few rows a block takes a head, of many a row.
         for n in [70, 2 * cuda.device.driver.sms + 1] {
-            for batch in [one_text(n), texts_with_gaps(n)] {
-                assert_heads_are_stored_as_alone(&cuda, &rope, format, &batch);
+            for (texts, values, is_read) in [
+                (
+                    vec![(0..n as u32).map(Row::text).collect()],
+                    "normed",
+                    false,
+                ),
+                (texts_with_gaps(n), "normed", true),
+                (texts_with_gaps(n), "as they are", false),
+                (texts_with_gaps(n), "normed with a weight", false),
+                (texts_with_gaps(n), "rotated", true),
+            ] {
+                let case = HeadsCase {
+                    rope: &rope,
+                    format,
+                    batch: &batch_of(texts),
+                    values,
+                    is_read,
+                };
+                let (fused, alone) = (case.run(&cuda, false), case.run(&cuda, true));
+                let what = if is_read { "read" } else { "not read" };
+                assert!(
+                    fused == alone,
+                    "{n} rows, pairs {pairs} of {head_dim} in {format}, values {values}, {what}"
+                );
             }
         }
     }
     cuda.finish().unwrap();
 }
 
-/// A batch of one new text of `n` rows, whose pages lie in descending order.
-fn one_text(n: usize) -> Batch {
-    batch_of(vec![(0..n as u32).map(Row::text).collect()])
+/// `n` rows of two texts. Of eight rows that are stored together, each from a multiple of eight on:
+/// the row 20 writes nothing; row 28, which begins the second text, writes the cache row behind that
+/// of row 27; row 40 writes nothing; and the last are fewer than eight.
+fn texts_with_gaps(n: usize) -> Vec<Vec<Row>> {
+    let mut rows: Vec<Row> = (8..).take(n).map(Row::text).collect();
+    for row in [20, 40] {
+        rows[row] = Row::reader(8 + row as u32);
+    }
+    let second = rows.split_off(28);
+    vec![rows, second]
 }
 
-/// A batch of `n` rows of two texts: neither begins or ends with a multiple of eight rows, and a row
-/// of each writes nothing.
-fn texts_with_gaps(n: usize) -> Batch {
-    let text = |from: u32, n: usize| -> Vec<Row> {
-        let mut rows: Vec<Row> = (from..).take(n).map(Row::text).collect();
-        rows[20] = Row::reader(from + 20);
-        rows
-    };
-    batch_of(vec![text(3, 29), text(64, n - 29)])
-}
-
-/// A batch of texts, by the rows of each; they have the pages up to their last row.
+/// A batch of texts, by the rows of each; they have the pages up to their last row, which lie in
+/// descending order.
 fn batch_of(texts: Vec<Vec<Row>>) -> Batch {
     let mut batch = Batch::default();
     for rows in texts {
@@ -235,44 +270,115 @@ fn batch_of(texts: Vec<Vec<Row>>) -> Batch {
     batch
 }
 
-/// Asserts that queries, keys and values of the rows of `batch` are the same from fused kernels as
-/// from one for each op.
-fn assert_heads_are_stored_as_alone(cuda: &Cuda, rope: &Rope, format: &str, batch: &Batch) {
-    let (head_dim, n, pages) = (rope.head_dim, batch.rows.len(), batch.tables.len());
-    let x = |seed, heads: usize| {
-        let cols = heads * head_dim;
-        cuda.upload(n, cols, &noise(seed, n * cols))
-    };
-    let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
-    let stored = |alone| {
+/// Queries, keys and values of a batch.
+struct HeadsCase<'a> {
+    rope: &'a Rope,
+    format: &'a str,
+    batch: &'a Batch,
+    /// How values are made: "normed", "normed with a weight", "as they are" or "rotated".
+    values: &'a str,
+    /// Whether keys and values are read, too, not only stored.
+    is_read: bool,
+}
+
+impl HeadsCase<'_> {
+    /// The pages, and the tensors that are read; op by op if they are `alone`.
+    fn run(&self, cuda: &Cuda, alone: bool) -> (Vec<Vec<u8>>, Vec<Vec<u32>>) {
+        let (batch, head_dim) = (self.batch, self.rope.head_dim);
+        let (n, pages) = (batch.rows.len(), batch.tables.len());
+        // One head of keys and values where they are rotated, else two.
+        let kv_heads = if self.values == "rotated" { 1 } else { 2 };
+        let x = |seed, heads: usize| {
+            let mut x = noise(seed, n * heads * head_dim);
+            if self.format.ends_with("16") && self.values == "as they are" {
+                // Beyond f16, below its least normal number, and no numbers.
+                let odd = [1e5, -7e4, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-6];
+                for (at, v) in (0..).step_by(37).zip(odd.into_iter().cycle().take(40)) {
+                    x[at] = v;
+                }
+            }
+            cuda.upload(n, heads * head_dim, &x)
+        };
+        let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
         let mut kv = cuda.kv(KvSpec {
             pages,
             rows: pages * backend::PAGE_ROWS,
-            heads: 2,
+            heads: kv_heads,
             head_dim,
-            format: format_of(format),
+            format: format_of(self.format),
         });
-        let turned = |x: &Tensor| {
-            let y = cuda.rms_norm(x, Some(&weight), head_dim, 1e-6);
+        let normed = |x: &Tensor, weight| {
+            let y = cuda.rms_norm(x, weight, head_dim, 1e-6);
             tell(cuda, alone, &y);
-            let y = cuda.rope(y, rope, batch);
+            y
+        };
+        let turned = |x: &Tensor| {
+            let y = cuda.rope(normed(x, Some(&weight)), self.rope, batch);
             tell(cuda, alone, &y);
             y
         };
         let q = turned(&x(1, 4));
-        let k = turned(&x(2, 2));
-        let v = cuda.rms_norm(&x(3, 2), None, head_dim, 1e-6);
-        tell(cuda, alone, &v);
+        let k = turned(&x(2, kv_heads));
+        let v = x(3, kv_heads);
+        let v = match self.values {
+            "normed" => normed(&v, None),
+            "normed with a weight" => normed(&v, Some(&weight)),
+            "rotated" => turned(&v),
+            _ => v,
+        };
         cuda.kv_append(&mut kv, &k, &v, 0, batch);
-        drop((k, v));
-        let saved: Vec<Vec<u8>> = (0..pages).map(|page| cuda.kv_save(&kv, page)).collect();
-        (saved, cuda.download(&q).into_owned())
+        let mut read = vec![q];
+        if self.is_read {
+            read.extend([k, v]);
+        } else {
+            drop((k, v));
+        }
+        let saved = (0..pages).map(|page| cuda.kv_save(&kv, page)).collect();
+        let bits = |y: &Tensor| cuda.download(y).iter().map(|v| v.to_bits()).collect();
+        (saved, read.iter().map(bits).collect())
+    }
+}
+
+/// Needs no GPU: which values a kernel of their own stores.
+#[test]
+fn values_of_16_bits_of_many_rows_have_a_kernel() {
+    let launches = |format, values, n: u32| {
+        let cuda = Cuda::on(Driver::dry(DryRun::default()), Tunings::new(None, false));
+        let rope = Rope {
+            head_dim: 256,
+            pair_offset: 128,
+            frequencies: noise(6, 128),
+            axes: Vec::new(),
+        };
+        let case = HeadsCase {
+            rope: &rope,
+            format,
+            batch: &batch_of(vec![(0..n).map(Row::text).collect()]),
+            values,
+            is_read: false,
+        };
+        cuda.take_launches();
+        case.run(&cuda, false);
+        cuda.finish().unwrap();
+        let launches = cuda.take_launches();
+        let first_words = launches.iter().filter_map(|line| line.split(' ').next());
+        let names = first_words.filter_map(|word| word.strip_prefix("kv_append::"));
+        names.collect::<Vec<_>>().join(" ")
     };
-    assert!(
-        stored(false) == stored(true),
-        "{n} rows of {} texts with heads of {head_dim} in {format}",
-        batch.seqs.len()
+    let (rows, apart) = (
+        "norm_rope_append_rows",
+        "norm_rope_append_rows norm_append_values",
     );
+    for (format, values, n, expected) in [
+        ("bf16", "normed", 500, apart),
+        ("turbo4,f16", "as they are", 500, apart),
+        ("bf16", "rotated", 500, rows),
+        ("bf16,turbo4", "normed", 500, rows),
+        ("bf16", "normed", 100, "norm_rope_append"),
+    ] {
+        let what = format!("{n} rows in {format}, values {values}");
+        assert_eq!(launches(format, values, n), expected, "{what}");
+    }
 }
 
 /// Attention that writes the f16 copy which a product reads, and not what the product does not read.

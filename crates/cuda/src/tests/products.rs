@@ -81,7 +81,7 @@ fn gpu_products_are_close_to_the_reference() {
     cuda.finish().unwrap();
 }
 
-// A test each for a few formats: compute-sanitizer takes minutes for each.
+// Split by format: each takes minutes under compute-sanitizer.
 
 #[test]
 fn gpu_small_streamed_products_of_bf16_have_the_bits_of_simple_ones() {
