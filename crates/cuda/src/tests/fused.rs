@@ -490,25 +490,34 @@ const SEPARATE_CASES: &[(&str, usize, usize)] = &[
 /// A narrow gate between two products, as one kernel takes them in some formats and numbers of rows, and as three.
 #[test]
 fn gpu_small_gated_projections_have_the_bits_of_their_parts() {
-    let Some(cuda) = gpu() else { return };
-    // With clusters that every device has, too.
-    let small = gpu_with(|driver| driver.large_clusters = false);
-    for cuda in [cuda, small.expect("a GPU, as before")] {
-        let cases = GATED_CASES.iter().chain(LARGE_GATED_CASES);
-        for &(name, hidden, inner) in cases.chain(SEPARATE_CASES) {
-            let case = GatedCase::new(&cuda, name, hidden, inner);
-            for n in [1, 2, 3, 8, 9, 16, 40, MANY_ROWS] {
-                let what = format!("{n} rows, {inner} columns of {hidden} in {name}");
-                same(
-                    &cuda,
-                    &what,
-                    &case.run(&cuda, n, false),
-                    &case.run(&cuda, n, true),
-                );
-            }
-        }
-        cuda.finish().unwrap();
+    if let Some(cuda) = gpu() {
+        assert_gated_projections(&cuda);
     }
+}
+
+/// As [`gpu_small_gated_projections_have_the_bits_of_their_parts`], in the clusters that every device has.
+#[test]
+fn gpu_small_gated_projections_of_small_clusters_have_the_bits_of_their_parts() {
+    if let Some(cuda) = gpu_with(|driver| driver.large_clusters = false) {
+        assert_gated_projections(&cuda);
+    }
+}
+
+fn assert_gated_projections(cuda: &Cuda) {
+    let cases = GATED_CASES.iter().chain(LARGE_GATED_CASES);
+    for &(name, hidden, inner) in cases.chain(SEPARATE_CASES) {
+        let case = GatedCase::new(cuda, name, hidden, inner);
+        for n in [1, 2, 3, 8, 9, 16, 40, MANY_ROWS] {
+            let what = format!("{n} rows, {inner} columns of {hidden} in {name}");
+            same(
+                cuda,
+                &what,
+                &case.run(cuda, n, false),
+                &case.run(cuda, n, true),
+            );
+        }
+    }
+    cuda.finish().unwrap();
 }
 
 /// Needs no GPU: which gates are one kernel with the products around them.
