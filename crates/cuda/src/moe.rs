@@ -107,7 +107,7 @@ pub(crate) fn gemv_kernel(tiles: Tiles, experts: usize, name: &'static str) -> K
 /// tensor-core product takes.
 const MAX_PIPELINED_ROWS: usize = 8;
 
-/// Pairs of such rows and their experts, at most.
+/// Pairs of a row and an expert, at most, where experts' weights go through pipelines.
 const MAX_PIPELINED_PAIRS: usize = MAX_PIPELINED_ROWS * MAX_RANKS;
 
 /// Bytes of the kernels' `ActiveExpert`.
