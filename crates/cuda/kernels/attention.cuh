@@ -110,7 +110,8 @@ DEVICE float softmax_rescale(float from, float to) {
 }
 
 #if TENSOR_CORES
-#define TILE_QUERIES 16             // rows of an mma
+#define TILE_QUERIES 16 // rows of an mma
+
 DEVICE float exp2_approx(float x) { // 2^x, the hardware's approximation
     float v;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));

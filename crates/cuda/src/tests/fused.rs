@@ -207,13 +207,13 @@ fn assert_fused_heads(cases: &[((usize, usize, usize), &str)]) {
             for (texts, values, is_read) in [
                 (
                     vec![(0..n as u32).map(Row::text).collect()],
-                    "normed",
+                    Values::Normed,
                     false,
                 ),
-                (texts_with_gaps(n), "normed", true),
-                (texts_with_gaps(n), "as they are", false),
-                (texts_with_gaps(n), "normed with a weight", false),
-                (texts_with_gaps(n), "rotated", true),
+                (texts_with_gaps(n), Values::Normed, true),
+                (texts_with_gaps(n), Values::Plain, false),
+                (texts_with_gaps(n), Values::Weighted, false),
+                (texts_with_gaps(n), Values::Rotated, true),
             ] {
                 let case = HeadsCase {
                     rope: &rope,
@@ -226,7 +226,7 @@ fn assert_fused_heads(cases: &[((usize, usize, usize), &str)]) {
                 let what = if is_read { "read" } else { "not read" };
                 assert!(
                     fused == alone,
-                    "{n} rows, pairs {pairs} of {head_dim} in {format}, values {values}, {what}"
+                    "{n} rows, pairs {pairs} of {head_dim} in {format}, values {values:?}, {what}"
                 );
             }
         }
@@ -270,13 +270,25 @@ fn batch_of(texts: Vec<Vec<Row>>) -> Batch {
     batch
 }
 
+/// How the values of a [`HeadsCase`] are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Values {
+    /// As they come; of 16 bits, some of them beyond f16, below its normal numbers, or NaN.
+    Plain,
+    /// By an RMS norm without a weight.
+    Normed,
+    /// By an RMS norm with a weight.
+    Weighted,
+    /// By a norm and RoPE, as keys are; there is one head of them.
+    Rotated,
+}
+
 /// Queries, keys and values of a batch.
 struct HeadsCase<'a> {
     rope: &'a Rope,
     format: &'a str,
     batch: &'a Batch,
-    /// How values are made: "normed", "normed with a weight", "as they are" or "rotated".
-    values: &'a str,
+    values: Values,
     /// Whether keys and values are read, too, not only stored.
     is_read: bool,
 }
@@ -286,18 +298,10 @@ impl HeadsCase<'_> {
     fn run(&self, cuda: &Cuda, alone: bool) -> (Vec<Vec<u8>>, Vec<Vec<u32>>) {
         let (batch, head_dim) = (self.batch, self.rope.head_dim);
         let (n, pages) = (batch.rows.len(), batch.tables.len());
-        // One head of keys and values where they are rotated, else two.
-        let kv_heads = if self.values == "rotated" { 1 } else { 2 };
+        let kv_heads = if self.values == Values::Rotated { 1 } else { 2 };
         let x = |seed, heads: usize| {
-            let mut x = noise(seed, n * heads * head_dim);
-            if self.format.ends_with("16") && self.values == "as they are" {
-                // Beyond f16, below its least normal number, and no numbers.
-                let odd = [1e5, -7e4, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-6];
-                for (at, v) in (0..).step_by(37).zip(odd.into_iter().cycle().take(40)) {
-                    x[at] = v;
-                }
-            }
-            cuda.upload(n, heads * head_dim, &x)
+            let cols = heads * head_dim;
+            cuda.upload(n, cols, &noise(seed, n * cols))
         };
         let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
         let mut kv = cuda.kv(KvSpec {
@@ -319,12 +323,11 @@ impl HeadsCase<'_> {
         };
         let q = turned(&x(1, 4));
         let k = turned(&x(2, kv_heads));
-        let v = x(3, kv_heads);
         let v = match self.values {
-            "normed" => normed(&v, None),
-            "normed with a weight" => normed(&v, Some(&weight)),
-            "rotated" => turned(&v),
-            _ => v,
+            Values::Plain => self.plain_values(cuda, kv_heads),
+            Values::Normed => normed(&x(3, kv_heads), None),
+            Values::Weighted => normed(&x(3, kv_heads), Some(&weight)),
+            Values::Rotated => turned(&x(3, kv_heads)),
         };
         cuda.kv_append(&mut kv, &k, &v, 0, batch);
         let mut read = vec![q];
@@ -336,6 +339,20 @@ impl HeadsCase<'_> {
         let saved = (0..pages).map(|page| cuda.kv_save(&kv, page)).collect();
         let bits = |y: &Tensor| cuda.download(y).iter().map(|v| v.to_bits()).collect();
         (saved, read.iter().map(bits).collect())
+    }
+
+    /// See [`Values::Plain`].
+    fn plain_values(&self, cuda: &Cuda, heads: usize) -> Tensor {
+        let (n, cols) = (self.batch.rows.len(), heads * self.rope.head_dim);
+        let mut x = noise(3, n * cols);
+        if self.format.ends_with("16") {
+            let odd = [1e5, -7e4, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-6];
+            let places = x.iter_mut().step_by(37).take(40);
+            places
+                .zip(odd.into_iter().cycle())
+                .for_each(|(x, v)| *x = v);
+        }
+        cuda.upload(n, cols, &x)
     }
 }
 
@@ -370,13 +387,13 @@ fn values_of_16_bits_of_many_rows_have_a_kernel() {
         "norm_rope_append_rows norm_append_values",
     );
     for (format, values, n, expected) in [
-        ("bf16", "normed", 500, apart),
-        ("turbo4,f16", "as they are", 500, apart),
-        ("bf16", "rotated", 500, rows),
-        ("bf16,turbo4", "normed", 500, rows),
-        ("bf16", "normed", 100, "norm_rope_append"),
+        ("bf16", Values::Normed, 500, apart),
+        ("turbo4,f16", Values::Plain, 500, apart),
+        ("bf16", Values::Rotated, 500, rows),
+        ("bf16,turbo4", Values::Normed, 500, rows),
+        ("bf16", Values::Normed, 100, "norm_rope_append"),
     ] {
-        let what = format!("{n} rows in {format}, values {values}");
+        let what = format!("{n} rows in {format}, values {values:?}");
         assert_eq!(launches(format, values, n), expected, "{what}");
     }
 }
