@@ -24,10 +24,16 @@
     (BLOCK_QUERIES * SPLIT_KEYS * 2)      // [BLOCK / 16, 4, 4, 32, 8] of tiles, pages, 16 keys and lanes
 #define SUM_BYTES (BLOCK_QUERIES * 4 * 8) // [BLOCK / 16, 4, 16, 2] each page's maximum and sum
 
-// Shared memory descriptor of 8 x 8 matrices: `stride` bytes to the next 8 rows, 128 to the next 8 columns.
-DEVICE u64 descriptor(u32 at, u32 along) {
-    return (at & 0x3ffff) >> 4 | (u64) (128 >> 4) << 16 | (u64) (along >> 4) << 32;
-}
+// Shared memory descriptor of 8 x 8 matrices at `at`: STRIDE bytes to the next 8 rows, 128 to the next 8 columns. With
+// `bytes` added, that of what lies so far behind.
+template <u32 STRIDE>
+struct MatrixDescriptor {
+    u32 low;
+    DEVICE explicit MatrixDescriptor(u32 at) : low(at >> 4 | 128u >> 4 << 16) {}
+    DEVICE u64 operator+(u32 bytes) const { return (u64) (STRIDE >> 4) << 32 | low + (bytes >> 4); }
+};
+using QueryDescriptor = MatrixDescriptor<HEAD_DIM * 16>;
+using StageDescriptor = MatrixDescriptor<512>;
 
 extern __shared__ __align__(128) u8 smem[];
 // Attention of a block of queries to all keys that they see. `h` takes its results in f16, unless the stride of `h` is
@@ -105,25 +111,34 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    for (int i = threadIdx.x; i < BLOCK_QUERIES * (HEAD_DIM / 4); i += 256) {
-        const int q = i / (HEAD_DIM / 4), c = i % (HEAD_DIM / 4) * 4;
-        *(uint2 *) (queries + q / 8 * HEAD_DIM * 16 + c / 8 * 128 + q % 8 * 16 + c % 8 * 2) =
-            QueryTile::to_f16(own.load(a, q, c));
-    }
+    // A warp has 8 queries at a time, 16 columns an instruction.
+#pragma unroll 1
+    for (int q = warp * 8 + g; q < BLOCK_QUERIES; q += 64)
+#pragma unroll 1
+        for (int first = 4 * t; first < HEAD_DIM; first += 256) {
+            u8 *to = queries + q / 8 * HEAD_DIM * 16 + first / 8 * 128 + q % 8 * 16 + first % 8 * 2;
+            float4 v[16];
+#pragma unroll
+            for (int i = 0; i < 16; i++) v[i] = own.load(a, q, first + i * 16);
+#pragma unroll
+            for (int i = 0; i < 16; i++) *(uint2 *) (to + i * 256) = QueryTile::to_f16(v[i]);
+        }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     auto consumers_sync = []() { asm volatile("bar.sync 1, 256;" ::: "memory"); };
-    const u32 of_group = smem_address(queries) + (SHARED_BY == 1 ? warp / 4 * (64 * HEAD_DIM * 2) : 0);
+    const QueryDescriptor of_group(smem_address(queries) +
+                                   (SHARED_BY == 1 ? __shfl_sync(~0u, warp, 0) / 4 * (64 * HEAD_DIM * 2) : 0));
     uint4 *mine = probabilities + tile * (4 * 4 * 32) + lane;
     float2 *found = page_sums + tile * (4 * 16) + g;
     consumers_sync();
     auto acquire = [&]() {
         const u32 at = half * RING_STAGES + turn % RING_STAGES;
         mbarrier_wait(smem_address(full + at), turn / RING_STAGES);
-        return stages_at + at * STAGE_BYTES;
-    };
-    auto release = [&]() {
-        mbarrier_arrive_warp(smem_address(empty + half * RING_STAGES + turn % RING_STAGES), lane);
         turn++;
+        return StageDescriptor(stages_at + at * STAGE_BYTES);
+    };
+    // Gives back the stage that was acquired so many turns before the last one.
+    auto release = [&](u32 before) {
+        mbarrier_arrive_warp(smem_address(empty + half * RING_STAGES + (turn - 1 - before) % RING_STAGES), lane);
     };
     sum += tile * 16 + g;
     most += warp * 16 + g;
@@ -151,17 +166,24 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
                 continue;
             }
             float s[8][4];
+            // Stages whose products run while those of the next one are committed; with 512 columns registers are few.
+            constexpr int COMMITTED = SHARED_BY == 1;
 #pragma unroll
             for (int c = 0; c < COLUMN_CHUNKS; c++) {
-                const u32 keys = acquire();
+                const StageDescriptor keys = acquire();
                 wgmma_fence();
 #pragma unroll
                 for (int j = 0; j < 8; j++)
-                    wgmma(s, descriptor(of_group + (c * 8 + j) * 256, HEAD_DIM * 16),
-                          descriptor(keys + j / 2 * 4096 + j % 2 * 256, 512), c > 0 || j > 0);
+                    wgmma(s, of_group + (c * 8 + j) * 256, keys + (j / 2 * 4096 + j % 2 * 256), c > 0 || j > 0);
                 wgmma_commit();
+                if (c < COMMITTED) continue;
+                if (COMMITTED > 0) wgmma_wait<1>();
+                else wgmma_wait(s);
+                release(COMMITTED);
+            }
+            if (COMMITTED > 0) {
                 wgmma_wait(s);
-                release();
+                release(0);
             }
             const u32 at = split * 4 + page;
             if (whole[0] <= at * PAGE_ROWS && whole[1] >= (at + 1) * PAGE_ROWS) {
@@ -234,14 +256,14 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
                     const uint4 v = rescale_fragment(mine[(page * 4 + j) * 32], rescales[0], rescales[1]);
                     p[j][0] = v.x, p[j][1] = v.y, p[j][2] = v.z, p[j][3] = v.w;
                 }
-                const u32 values = acquire();
+                const StageDescriptor values = acquire();
                 wgmma_fence();
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    wgmma(x, p[j], descriptor(values + j / 2 * (STAGE_BYTES / 2) + j % 2 * 256, 512), chained || j > 0);
+                    wgmma(x, p[j], values + (j / 2 * (STAGE_BYTES / 2) + j % 2 * 256), chained || j > 0);
                 wgmma_commit();
                 wgmma_wait(x);
-                release();
+                release(0);
                 if (units_are_pages_here) add(softmax_rescale(of[0], most[0]), softmax_rescale(of[1], most[8]));
                 else chained = true;
             }

@@ -41,23 +41,24 @@ KERNEL __launch_bounds__(384, BLOCKS_PER_SM)
         if (is_slice) v.slice = beyond - part * split.slices, v.part = part;
         return v;
     };
-    gemm_mainloop<false, true>(find, x, k_tiles, tiles_per_slice, items, split);
+    gemm_mainloop<false, true, false>(find, x, k_tiles, tiles_per_slice, items, split);
 }
 #endif
 #if ROWS >= 64
-// Work item `item` of `items`, of `blocks` blocks of weight rows: GROUP_BLOCKS of those go through all activations
-// before the next ones, so that both stay in L2.
-DEVICE WorkItem work_item(const MatrixGroup &group, int n_rows, int item, int items, int blocks) {
-    const int wide = items / blocks;
-    const int part = item / (GROUP_BLOCKS * wide), in = item - part * GROUP_BLOCKS * wide;
-    const int size = min(GROUP_BLOCKS, blocks - part * GROUP_BLOCKS);
-    return work_item_at(group, n_rows, part * GROUP_BLOCKS + in % size, in / size);
+// Work item `item` of `items`, of `blocks` blocks of weight rows: `together` of those, an even number, go through all
+// activations before the next ones, so that both stay in L2. Of an odd number of blocks the last has two items for each
+// block of activation rows, so that items 2 i and 2 i + 1 always have the same.
+DEVICE WorkItem work_item(const MatrixGroup &group, int n_rows, int item, int items, int blocks, int together) {
+    const int even = blocks + (blocks & 1), wide = items / even;
+    const int part = item / (together * wide), in = item - part * together * wide;
+    const int size = min(together, even - part * together);
+    return work_item_at(group, n_rows, min(part * together + in % size, blocks - 1), in / size);
 }
-KERNEL __launch_bounds__(384, 1)
-    gemm_wgmma(MatrixGroup group, const u8 *x, int n_rows, int k_tiles, int tiles_per_slice, int blocks, int items) {
+KERNEL __launch_bounds__(384, 1) gemm_wgmma(MatrixGroup group, const u8 *x, int n_rows, int k_tiles,
+                                            int tiles_per_slice, int blocks, int items, int together) {
     pdl_launch();
-    gemm_mainloop<false, false>([&](int item) { return work_item(group, n_rows, item, items, blocks); }, x, k_tiles,
-                                tiles_per_slice, items);
+    gemm_mainloop<false, false, true>([&](int item) { return work_item(group, n_rows, item, items, blocks, together); },
+                                      x, k_tiles, tiles_per_slice, items);
 }
 #endif
 
@@ -103,7 +104,7 @@ KERNEL __launch_bounds__(2 * ROWS)
 
 KERNEL __launch_bounds__(384, 1) moe_gemm_wgmma(ExpertGroup group, const u8 *x, int k_tiles, int tiles_per_slice) {
     pdl_sync();
-    gemm_mainloop<true, false>([&](int item) { return group.work_item(item); }, x, k_tiles, tiles_per_slice,
-                               (int) group.blocks->count * group.wide());
+    gemm_mainloop<true, false, false>([&](int item) { return group.work_item(item); }, x, k_tiles, tiles_per_slice,
+                                      (int) group.blocks->count * group.wide());
 }
 #endif

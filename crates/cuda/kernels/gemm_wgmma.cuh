@@ -27,7 +27,6 @@
 #define BLOCK_TILES GEMM_TILES
 #define BLOCKS_PER_SM (ROWS == 32 ? 2 : 1)
 #define CONSUMER_REGISTERS (BLOCKS_PER_SM == 2 ? 96 : 232)
-#define GROUP_BLOCKS 8 // blocks of weight rows that go through the activations together
 // STAGE_TILES: tiles of a row tile in a stage. Few large copies are faster than many small ones.
 constexpr int VALUE_BYTES = ROWS * 128, SCALE_BYTES = ROWS * 4; // of activations and a tile
 constexpr int WEIGHT_BYTES = BLOCK_TILES * STAGE_TILES * TILE_BYTES;
@@ -170,7 +169,8 @@ DEVICE bool add_slices(const SliceSums &split, const WorkItem &v, float (&totals
 }
 
 // `find(item)` gives the WorkItem of a number; SCATTER: results go to the rows `pairs`; SPLIT: items may be one slice.
-template <bool SCATTER, bool SPLIT, class Find>
+// PAIRED: blocks are clusters of two, whose items have the same activation rows; each asks for half of these, for both.
+template <bool SCATTER, bool SPLIT, bool PAIRED, class Find>
 DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_slice, int items,
                           const SliceSums &split = {}) {
     constexpr int N = ROWS / 8;
@@ -183,11 +183,13 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(full_at + 8 * s, 1);
-            mbarrier_init(empty_at + 8 * s, BLOCK_TILES * WARP_ARRIVALS);
+            mbarrier_init(empty_at + 8 * s, (PAIRED ? 2 : 1) * BLOCK_TILES * WARP_ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
+    if (PAIRED) cluster_sync(); // the other block's barriers are there, too
+    else __syncthreads();
+    const u32 rank = PAIRED ? cluster_rank() : 0;
     PipelineState state;
     if (warp >= BLOCK_TILES) {
         // Producer.
@@ -227,10 +229,14 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                     mbarrier_wait(empty_at + 8 * state.stage, state.phase + 1);
                     produce_weights(state.stage, k);
                 }
-                if (producer == 0 && lane == 0)
-                    bulk_copy(to, swizzled_values(x, v.block, k, k_tiles), count * VALUE_BYTES, barrier);
+                auto copy = [&](u32 to, const u8 *from, int bytes) {
+                    if (!PAIRED) return bulk_copy(to, from, bytes, barrier);
+                    const u32 at = rank * (bytes / 2);
+                    bulk_copy_multicast(to + at, from + at, bytes / 2, barrier, 3);
+                };
+                if (producer == 0 && lane == 0) copy(to, swizzled_values(x, v.block, k, k_tiles), count * VALUE_BYTES);
                 if (producer == 1 && lane == 0)
-                    bulk_copy(to + SCALES_AT, swizzled_scales(x, v.block, k, k_tiles), count * SCALE_BYTES, barrier);
+                    copy(to + SCALES_AT, swizzled_scales(x, v.block, k, k_tiles), count * SCALE_BYTES);
             }
         }
     } else {
@@ -318,6 +324,7 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                     }
                 }
                 mbarrier_arrive_warp(is_read, lane);
+                if (PAIRED && (WARP_ARRIVALS == 32 || lane == 0)) mbarrier_arrive_at(is_read, rank ^ 1);
                 if (!OVERLAPS && k + STAGE_TILES < stop) {
                     begin_stage();
                     dequantize(0);
@@ -339,13 +346,18 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                     for (int n = 0; n < 2 * N; n++) {
                         const int next = n / 2 * 8 + n % 2;
                         if (exists(next))
-                            y[(u64) (SCATTER ? v.pairs[column + next] : next) * v.rows] =
-                                totals[n / 2][i * 2 + n % 2] * scale;
+                            __stcs(y + (u64) (SCATTER ? v.pairs[column + next] : next) * v.rows,
+                                   totals[n / 2][i * 2 + n % 2] * scale);
                     }
                 };
                 if (!SCATTER && v.count >= ROWS) store([](int) { return true; });
                 else store([&](int next) { return next < count; });
             }
         }
+    }
+    // Nobody ends while the other block may still copy to it or arrive at its barriers.
+    if (PAIRED) {
+        __syncwarp();
+        cluster_sync();
     }
 }

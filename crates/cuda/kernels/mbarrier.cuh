@@ -50,6 +50,42 @@ DEVICE void bulk_prefetch_l2(const void *from, u32 bytes) {
 #endif
 }
 
+// ---- thread block clusters
+DEVICE u32 cluster_blocks() {
+    u32 v = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(v));
+#endif
+    return v;
+}
+DEVICE u32 cluster_rank() {
+    u32 v = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(v));
+#endif
+    return v;
+}
+DEVICE void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Arrives at the barrier that lies at the same place of block `rank` of the cluster.
+DEVICE void mbarrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+// `bulk_copy` to the same place of each block of the cluster that `blocks` has a bit of; the barrier at the same place
+// of each counts the bytes.
+DEVICE void bulk_copy_multicast(u32 to, const void *from, u32 bytes, u32 barrier, u16 blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "h"(blocks)
+                 : "memory");
+}
+
 // ---- asynchronous copies by lanes (cp.async), 16 bytes each
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most GROUPS of the committed groups are under way.

@@ -2,26 +2,6 @@
 // norms and their epilogue, gated products (GLU), rotary embedding. common.cuh, math.cuh and mbarrier.cuh go
 // before this.
 
-// ---- thread block clusters: the blocks that share a row, or several
-DEVICE u32 cluster_blocks() {
-    u32 v = 1;
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(v));
-#endif
-    return v;
-}
-DEVICE u32 cluster_rank() {
-    u32 v = 0;
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(v));
-#endif
-    return v;
-}
-DEVICE void cluster_sync() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 // Sums over all threads of a row, in whatever block of the cluster they are: in each block, of each sum, a float for
 // each warp of the cluster, or FOLD floats. In a cluster a warp sends its own to all blocks (distributed shared
 // memory), where a barrier counts their bytes. A barrier of the cluster with release would also wait for all other

@@ -39,6 +39,11 @@ DEVICE void wgmma(float (&c)[8][4], u64 a, u64 b, bool add) {
 // Registers and shared memory that were written before can be read by the products that follow.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most GROUPS of the committed groups are under way.
+template <int GROUPS>
+DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
+}
 // Waits for all committed products; until then nothing may read `c`.
 template <int E>
 DEVICE void wgmma_wait(float (&c)[E][4]) {

@@ -112,6 +112,14 @@ impl Warpgroups {
         }
     }
 
+    /// Blocks of weight rows that go through the activations together, an even number near the one with which `sms`
+    /// blocks at once read the fewest bytes of weights and activations.
+    fn together(self, sms: usize) -> usize {
+        let weights = GEMM_TILES * self.packing.tile_bytes();
+        let best = (sms * self.inputs() / weights).isqrt();
+        (best.div_ceil(2) * 2).max(2)
+    }
+
     /// Launches what brings `n` rows of activations to the order in which warpgroups read them.
     fn swizzle(self, device: &Device, x: &Activations, n: usize, tiles: Tiles) -> Buffer {
         let wide = n.div_ceil(self.rows);
@@ -190,16 +198,22 @@ pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, 
     if n <= SPLIT_ROWS {
         return split(device, x, n, tiles, (matrices, blocks));
     }
+    // Clusters of two blocks share their activations.
+    let (even, most) = (blocks.next_multiple_of(2), device.driver.sms);
     // How long blocks of so many rows take: one after the other, and fewer rows more for each.
-    let most = device.driver.sms;
-    let time = |rows: usize| (blocks * n.div_ceil(rows)).div_ceil(most) * (rows + 64);
+    let items = |rows: usize| even * n.div_ceil(rows);
+    let time = |rows: usize| items(rows).div_ceil(most) * (rows + 64);
     let rows = if time(64) < time(128) { 64 } else { 128 };
-    let (own, wide) = (Warpgroups::new(packing, rows), n.div_ceil(rows));
+    let own = Warpgroups::new(packing, rows);
     let inputs = own.swizzle(device, x, n, tiles);
+    let grid = Grid {
+        cluster: 2,
+        ..own.grid(items(rows).min(most / 2 * 2))
+    };
     let args = count(matrices.ptr(inputs.address))
         .int(blocks)
-        .int(blocks * wide);
-    let grid = own.grid((blocks * wide).min(most));
+        .int(items(rows))
+        .int(own.together(most));
     device.launch(&own.kernel("gemm_wgmma"), grid, args);
 }
 
