@@ -9,7 +9,7 @@ use models::{
 };
 use quant::Scalar;
 use serde_json::{Value, json};
-use speculate::draft::{Chained, DraftRequest, DraftState, TargetView};
+use speculate::draft::{Chained, DraftRequest, DraftState, HiddenRows, TargetView};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::sync::{Arc, Mutex};
 use suites::files::Files;
@@ -412,6 +412,10 @@ impl Drafter for Twins {
         self.often.taps()
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        self.often.needs_all_hidden()
+    }
+
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         Ok(Box::new(TwinStates {
             often: self.often.state()?,
@@ -422,7 +426,7 @@ impl Drafter for Twins {
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        hidden: &Tensor,
+        hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         self.rounds += 1;

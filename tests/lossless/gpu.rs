@@ -10,6 +10,7 @@ use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::{self, assert_lossless_over_splits};
 use crate::media::{SEEING, assert_pictures_change_nothing};
 use crate::mixed::assert_mixed_batches_hold;
+use crate::outputs::assert_kept_rows_are_the_same;
 use crate::packed::{ROTATED, assert_lossless_stored_as};
 use crate::pooled::assert_vectors_hold;
 use crate::preempt::assert_preemption_changes_nothing;
@@ -19,7 +20,7 @@ use crate::several::{assert_drafters_can_be_replaced, assert_several_heads_chang
 use crate::share::assert_sharing_changes_nothing;
 use crate::sound::{HEARING, assert_sounds_change_nothing};
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
-use crate::writing::{Setup, assert_same, compressed, rotated, write};
+use crate::writing::{Setup, assert_same, compressed, in_turn, rotated, write};
 use backend::{Backend, TokenList};
 use cache::KvPlan;
 use cpu::{Cpu, CpuOptions};
@@ -82,6 +83,14 @@ fn speculation_never_changes_a_token_of_a_constrained_text_on_a_gpu() {
 fn speculation_never_changes_a_token_with_any_block_drafter_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
     assert_lossless_with_blocks(false, &gpu);
+}
+
+#[test]
+fn hidden_rows_do_not_depend_on_which_are_kept_on_a_gpu() {
+    let Some(gpu) = gpu() else { return };
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_kept_rows_are_the_same(subject, &gpu, in_turn(subject, &gpu, s));
+    }
 }
 
 #[test]

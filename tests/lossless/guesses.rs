@@ -6,10 +6,10 @@ use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vo
 use crate::writing::{
     Setup, assert_same, best_cpu, one_thread, speculator, write, write_groups, write_with,
 };
-use backend::{Backend, Tensor};
+use backend::Backend;
 use cache::MemoryFull;
 use speculate::DraftLength::{Fixed, UpTo};
-use speculate::draft::{DraftRequest, DraftState, TargetView};
+use speculate::draft::{DraftRequest, DraftState, HiddenRows, TargetView};
 use speculate::length::{CostOf, CostPoint, Costs};
 use speculate::{Drafter, Sampling, Speculator, Stats, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
@@ -271,6 +271,10 @@ impl Drafter for Resting {
         self.inner.taps()
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        self.inner.needs_all_hidden()
+    }
+
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         self.inner.state()
     }
@@ -278,7 +282,7 @@ impl Drafter for Resting {
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        hidden: &Tensor,
+        hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         self.round += 1;

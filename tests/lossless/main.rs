@@ -28,6 +28,7 @@ mod kept;
 mod long;
 mod media;
 mod mixed;
+mod outputs;
 mod packed;
 mod pooled;
 mod preempt;

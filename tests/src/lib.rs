@@ -16,7 +16,7 @@ use backend::{
 };
 use cache::{MemoryFull, Piece};
 use serde_json::{Map, Value};
-use speculate::draft::{DraftRequest, DraftState, SavedDraft, TargetView};
+use speculate::draft::{DraftRequest, DraftState, HiddenRows, SavedDraft, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::borrow::{BorrowMut, Cow};
@@ -574,6 +574,10 @@ impl Drafter for Noting {
         self.inner.restorable(saved, rows)
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        self.inner.needs_all_hidden()
+    }
+
     fn restore(
         &self,
         saved: Option<&SavedDraft>,
@@ -585,7 +589,7 @@ impl Drafter for Noting {
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        hidden: &Tensor,
+        hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let drafts = self.inner.draft(target, hidden, requests);

@@ -175,6 +175,39 @@ impl Batch {
         causal
     }
 
+    /// The step of some of this one's `rows`, ascending, as ops see it that read the caches and write nothing: what each
+    /// row sees stays. Sequences without any of the rows are left out.
+    ///
+    /// # Panics
+    ///
+    /// If the rows do not ascend, or the batch has fewer.
+    #[must_use]
+    pub fn of_rows(&self, rows: &[usize]) -> Batch {
+        assert!(rows.is_sorted_by(|a, b| a < b), "rows that ascend");
+        let of = |range: &Range<usize>| {
+            let number = |row| rows.partition_point(|&r| r < row);
+            number(range.start)..number(range.end)
+        };
+        let seqs = self.seqs.iter().map(|seq| BatchSeq {
+            rows: of(&seq.rows),
+            ..seq.clone()
+        });
+        let media = self.media.iter().filter_map(|media| {
+            let row = rows.binary_search(&(media.row as usize)).ok()?;
+            Some(MediaRow {
+                row: row as u32,
+                ..*media
+            })
+        });
+        Batch {
+            tokens: rows.iter().map(|&row| self.tokens[row]).collect(),
+            media: media.collect(),
+            rows: rows.iter().map(|&row| self.rows[row]).collect(),
+            seqs: seqs.filter(|seq| !seq.rows.is_empty()).collect(),
+            tables: self.tables.clone(),
+        }
+    }
+
     /// The page of `group` that holds cache row `index` of sequence `seq`.
     ///
     /// # Panics
@@ -186,5 +219,54 @@ impl Batch {
         let page = table[index / PAGE_ROWS];
         assert_ne!(page, NO_PAGE, "cache row {index} has left the window");
         page as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three texts of 3, 2 and 1 rows, two rows of which are rows of media.
+    fn batch() -> Batch {
+        let seq = |rows: Range<usize>, slot| BatchSeq {
+            rows,
+            slot,
+            is_new: false,
+            kept: 0,
+            certain: 1,
+            tables: std::iter::once(slot..slot + 1).collect(),
+        };
+        let media = |row| MediaRow {
+            row,
+            source: 0,
+            embedding: 10 + row,
+        };
+        Batch {
+            tokens: (20..26).collect(),
+            media: vec![media(1), media(4)],
+            rows: (30..36).map(Row::text).collect(),
+            seqs: vec![seq(0..3, 0), seq(3..5, 1), seq(5..6, 2)],
+            tables: vec![7, 8, 9],
+        }
+    }
+
+    #[test]
+    fn some_rows_of_a_step_see_what_they_saw() {
+        let all = batch();
+        let some = all.of_rows(&[0, 2, 4]);
+        assert_eq!(some.tokens, [20, 22, 24]);
+        assert_eq!(some.rows, [0, 2, 4].map(|row| all.rows[row]));
+        let seqs: Vec<_> = some.seqs.iter().map(|s| (s.rows.clone(), s.slot)).collect();
+        assert_eq!(seqs, [(0..2, 0), (2..3, 1)]);
+        assert_eq!(some.page(1, 0, 5), all.page(1, 0, 5));
+        let media: Vec<_> = some.media.iter().map(|m| (m.row, m.embedding)).collect();
+        assert_eq!(media, [(2, 14)]);
+        assert_eq!(all.of_rows(&[0, 1, 2, 3, 4, 5]), all);
+    }
+
+    #[test]
+    #[should_panic(expected = "rows that ascend")]
+    fn some_rows_of_a_step_ascend() {
+        drop(batch().of_rows(&[2, 1]));
     }
 }

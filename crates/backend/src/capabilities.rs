@@ -104,6 +104,9 @@ pub struct Capabilities {
     /// Whether steps are recorded when their kind comes the first times, and replayed later
     /// ([`Record::step`](crate::Record::step)): kinds that are run before anybody waits are fast from then on.
     pub records: bool,
+    /// Whether the device tells which experts rows have chosen
+    /// ([`Record::take_experts`](crate::Record::take_experts)).
+    pub experts: bool,
     /// Whether the device has memory of its own. It then says itself when that is full,
     /// and takes nothing from a limit on the host's memory.
     pub own_memory: bool,
@@ -119,6 +122,7 @@ impl Default for Capabilities {
             masks: false,
             edits: false,
             records: false,
+            experts: false,
             own_memory: false,
         }
     }

@@ -69,7 +69,7 @@ pub use marks::{ExpertMarks, ExpertSet};
 pub use mask::TokenMask;
 pub use moe::{Choice, Expert, Experts};
 pub use ops::{Activation, Attention, DeltaWeights, NEAR_ROWS_MAX, NearAttention, Ops, Rope};
-pub use record::{Chain, Chained, DeviceError, Link, Record, StepKey};
+pub use record::{Chain, Chained, DeviceError, Link, MAX_RECORDED_ROWS, Record, StepKey};
 pub use reference::Reference;
 pub use sample::{Sample, confidence};
 pub use store::Store;

@@ -78,15 +78,20 @@ pub struct Chained {
     pub next: Option<Tensor>,
 }
 
+/// Rows of a step that is recorded, at most: larger ones are prompts, which come in
+/// any size and leave the host time enough.
+pub const MAX_RECORDED_ROWS: usize = 64;
+
 /// How ops become steps: where one begins, what may be recorded, where errors come out.
 pub trait Record: Store {
     /// Runs `work`, ops of one step, on `inputs`, and returns its tensors.
     ///
-    /// What `work` asks for may depend on nothing but `key`, how many rows and
+    /// In steps of at most [`MAX_RECORDED_ROWS`] rows, what `work` asks for may depend on
+    /// nothing but `key`, how many rows and
     /// sequences `batch` has and the shapes of `inputs`: a device may record it and
     /// then run the record, with the numbers of `batch` and the values of `inputs`,
-    /// instead of calling `work` again. The tensors last until the next step of the
-    /// same key.
+    /// instead of calling `work` again. Larger steps are never recorded. The tensors last
+    /// until the next step of the same key.
     fn step(
         &self,
         key: StepKey,

@@ -115,6 +115,7 @@ impl Backend for Cpu {
         Capabilities {
             mapped_weights: true,
             masks: true,
+            experts: true,
             ..Capabilities::default()
         }
     }

@@ -18,11 +18,9 @@ use crate::machine::Graph;
 use crate::memory::{cell, tensor};
 use crate::record::Tokens;
 use crate::{Cuda, batch};
-use backend::{Batch, Chain, Chained, Link, MAX_TENTATIVE, StepKey, Store, Tensor};
-
-/// Rows of a step that is recorded, at most: larger ones are prompts, which come in
-/// any size and leave the host time enough.
-const MAX_ROWS: usize = 64;
+use backend::{
+    Batch, Chain, Chained, Link, MAX_RECORDED_ROWS, MAX_TENTATIVE, StepKey, Store, Tensor,
+};
 
 /// Times that a step with prompt rows is run before it is recorded; others are run once.
 const PROMPT_RUNS: u32 = 8;
@@ -119,7 +117,7 @@ fn size(batch: &Batch) -> (usize, usize) {
 /// have all rows but one of each other.
 pub(crate) fn longest(batch: &Batch) -> usize {
     let (rows, seqs) = size(batch);
-    if rows <= MAX_ROWS {
+    if rows <= MAX_RECORDED_ROWS {
         return (rows + 1).saturating_sub(seqs);
     }
     let of_each = batch.seqs.iter().map(|s| s.rows.len());
@@ -240,7 +238,7 @@ pub(crate) fn is_recorded(cuda: &Cuda, key: StepKey, rows: usize, sequences: usi
     };
     let state = cuda.state();
     let known = state.steps.get(&shape);
-    rows > MAX_ROWS || !matches!(known, None | Some(Known::Seen(_)))
+    rows > MAX_RECORDED_ROWS || !matches!(known, None | Some(Known::Seen(_)))
 }
 
 impl Cuda {
@@ -267,7 +265,10 @@ fn run(
     work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
 ) -> Vec<Tensor> {
     let rows = shape.batches.iter().map(|&(rows, _)| rows).max();
-    if rows > Some(MAX_ROWS) || 4 * words.len() > BATCH_BYTES || cuda.device.driver.has_failed() {
+    if rows > Some(MAX_RECORDED_ROWS)
+        || 4 * words.len() > BATCH_BYTES
+        || cuda.device.driver.has_failed()
+    {
         compile_ahead(cuda, &shape, inputs, work);
         return work(inputs);
     }
@@ -412,7 +413,7 @@ fn replay(cuda: &Cuda, record: &Record, words: &[u32], inputs: &[&Tensor]) -> Ve
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_ROWS, MAX_TENTATIVE, PROMPT_RUNS, longest, size};
+    use super::{MAX_RECORDED_ROWS, MAX_TENTATIVE, PROMPT_RUNS, longest, size};
     use crate::{Cuda, DryRun};
     use backend::{Batch, BatchSeq, Ops, Record, Row, StepKey, Store, Tensor};
 
@@ -533,7 +534,7 @@ mod tests {
             [true, true, false, true, false, true, false]
         );
         // Prompts are never recorded, so that no run of theirs is another than the first.
-        assert_eq!([MAX_ROWS + 1; 2].map(run), [false; 2]);
+        assert_eq!([MAX_RECORDED_ROWS + 1; 2].map(run), [false; 2]);
     }
 
     #[test]
@@ -541,9 +542,9 @@ mod tests {
         let (recorded, replayed) = (batch(&[20, 17]), batch(&[33, 4]));
         assert_eq!(size(&recorded), size(&replayed));
         assert_eq!(longest(&recorded), longest(&replayed));
-        for n in 1..MAX_ROWS {
-            let both = batch(&[n, MAX_ROWS - n]);
-            assert_eq!(longest(&both), MAX_ROWS - 1, "{n}");
+        for n in 1..MAX_RECORDED_ROWS {
+            let both = batch(&[n, MAX_RECORDED_ROWS - n]);
+            assert_eq!(longest(&both), MAX_RECORDED_ROWS - 1, "{n}");
         }
         assert_eq!(longest(&batch(&[7])), 7);
         assert_eq!(longest(&batch(&[1; 8])), 1);

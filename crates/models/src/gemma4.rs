@@ -274,18 +274,37 @@ impl Target for Gemma4 {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
         let mut x = inputs; // [n, H]
         b.note(format_args!("embed"), &x);
-        let per_layer = self
+        let mut per_layer = self
             .per_layer
             .as_ref()
             .map(|p| (p.width, self.per_layer_inputs(b, p, batch, &x)));
-        let causal = (batch.rows_ahead() > 0 && self.full_are_causal).then(|| batch.causal());
-        let full = causal.as_ref().unwrap_or(batch);
+        let causal = |batch: &Batch| {
+            (batch.rows_ahead() > 0 && self.full_are_causal).then(|| batch.causal())
+        };
+        let of_full = causal(batch);
+        let (mut batch, mut full) = (batch, of_full.as_ref().unwrap_or(batch));
+        let writer = self.layers.iter().rposition(|layer| layer.own.is_some());
+        let cut = taps.cut(writer.unwrap_or(0), batch);
+        let of_cut = cut.as_ref().and_then(|cut| causal(&cut.batch));
         for (i, layer) in self.layers.iter().enumerate() {
             taps.see(b, i, &x);
             x = {
-                let h = norm(&x, &layer.input_norm);
-                let batch = if layer.kv.0 == FULL { full } else { batch };
-                let a = layer.attend(b, i, &h, batch, memory, eps); // [n, H]
+                let mut h = norm(&x, &layer.input_norm);
+                let is_full = layer.kv.0 == FULL;
+                let a = match cut.as_ref().filter(|cut| cut.layer == i) {
+                    None => {
+                        let batch = if is_full { full } else { batch };
+                        layer.attend(b, i, &h, batch, memory, eps) // [n, H]
+                    }
+                    Some(cut) => {
+                        layer.remember(b, &h, if is_full { full } else { batch }, memory, eps);
+                        x = cut.gather(b, &x); // [m, H]
+                        h = cut.gather(b, &h);
+                        per_layer = per_layer.map(|(width, x)| (width, cut.gather(b, &x)));
+                        (batch, full) = (&cut.batch, of_cut.as_ref().unwrap_or(&cut.batch));
+                        layer.read(b, &h, if is_full { full } else { batch }, memory) // [m, H]
+                    }
+                };
                 b.note(format_args!("layers.{i}.attn_out"), &a);
                 b.add(norm(&a, &layer.post_attention_norm), &x)
             };
@@ -302,6 +321,9 @@ impl Target for Gemma4 {
             b.note(format_args!("layers.{i}.out"), &x);
         }
         taps.see(b, self.layers.len(), &x);
+        if let Some(cut) = cut.filter(|cut| cut.layer == self.layers.len()) {
+            x = cut.gather(b, &x);
+        }
         let hidden = norm(&x, &self.norm);
         b.note(format_args!("hidden"), &hidden);
         hidden
@@ -334,6 +356,44 @@ impl Layer {
         m
     }
 
+    /// Remembers the keys and values of rows `x: [n, H]`, where the layer owns them.
+    fn remember(&self, b: &dyn Backend, x: &Tensor, batch: &Batch, memory: &mut Memory, eps: f32) {
+        let Some(own) = &self.own else { return };
+        let (key, value) = match &own.v {
+            Some(wv) => {
+                let [key, value] = b.matmul_many(x, [&own.k, wv]);
+                (key, Some(value))
+            }
+            None => (b.matmul(x, &own.k), None),
+        };
+        let (k, v) = self.keys_and_values(b, own, (key, value), batch, eps);
+        let (group, layer) = self.kv;
+        b.kv_append(&mut memory.kv[group][layer], &k, &v, group, batch);
+    }
+
+    /// `softmax(q·kᵀ) v Wo` of rows `x: [n, H]`, whose keys and values are remembered.
+    fn read(&self, b: &dyn Backend, x: &Tensor, batch: &Batch, memory: &Memory) -> Tensor {
+        let (group, layer) = self.kv;
+        self.attention
+            .forward(b, x, &memory.kv[group][layer], batch)
+    }
+
+    /// Keys and values from what the layer's projections give; without a `value`, it is made of the `key`.
+    fn keys_and_values(
+        &self,
+        b: &dyn Backend,
+        own: &OwnKv,
+        (key, value): (Tensor, Option<Tensor>),
+        batch: &Batch,
+        eps: f32,
+    ) -> (Tensor, Tensor) {
+        let rope = &self.attention.rope;
+        let k = b.rms_norm(&key, Some(&own.k_norm), rope.head_dim, eps);
+        let k = b.rope(k, rope, batch); // [n, K e]
+        let v = b.rms_norm(value.as_ref().unwrap_or(&key), None, rope.head_dim, eps); // [n, K e]
+        (k, v)
+    }
+
     /// `softmax(q·kᵀ) v Wo`; remembers `k` and `v` where the layer owns them.
     fn attend(
         &self,
@@ -347,7 +407,7 @@ impl Layer {
         let (group, layer) = self.kv;
         let a = &self.attention;
         let Some(own) = &self.own else {
-            return a.forward(b, x, &memory.kv[group][layer], batch);
+            return self.read(b, x, batch, memory);
         };
         let (q, key, value);
         match &own.v {
@@ -360,11 +420,8 @@ impl Layer {
                 value = None;
             }
         }
-        let head_dim = a.rope.head_dim;
         let q = a.query(b, q, batch); // [n, h e]
-        let k = b.rms_norm(&key, Some(&own.k_norm), head_dim, eps);
-        let k = b.rope(k, &a.rope, batch); // [n, K e]
-        let v = b.rms_norm(value.as_ref().unwrap_or(&key), None, head_dim, eps); // [n, K e]
+        let (k, v) = self.keys_and_values(b, own, (key, value), batch, eps);
         b.note(format_args!("layers.{i}.q"), &q);
         b.note(format_args!("layers.{i}.k"), &k);
         b.note(format_args!("layers.{i}.v"), &v);

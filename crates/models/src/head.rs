@@ -111,8 +111,9 @@ pub trait ChainedHead: Send + Sync {
     /// Values of a feature: F.
     fn feature_cols(&self) -> usize;
 
-    /// Features of the target's rows `rows`, in order, from all `hidden: [n, H]`
-    /// and the `taps` of a step.
+    /// Features of rows `rows` of a target's step, in order: of a head with [taps](ChainedHead::taps) from these,
+    /// `[n, H]` each, of one without from all hidden rows, `hidden: [n, H]`. Where there are taps, `hidden` may have some
+    /// of the step's rows alone.
     fn features(&self, b: &dyn Backend, hidden: &Tensor, taps: &[Tensor], rows: &[usize])
     -> Tensor;
 

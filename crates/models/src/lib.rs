@@ -94,8 +94,8 @@ pub trait Target: Send + Sync + std::any::Any {
     }
 
     /// Runs a step from its `inputs: [n, H]` ([`Target::inputs`]) and remembers its rows.
-    /// Returns the hidden rows after the final norm, `[n, H]`, and leaves in `taps` the
-    /// rows it asks for.
+    /// Returns the hidden rows after the final norm, `[n, H]`, or of those alone that `taps`
+    /// names ([`Taps::with_outputs`]), and leaves in `taps` the rows it asks for.
     fn forward_inputs(
         &self,
         b: &dyn Backend,

@@ -18,6 +18,7 @@ mod load;
 pub(crate) use config::Config;
 
 use crate::layers::GatedMlp;
+use crate::taps::Cut;
 use crate::{Family, MediaRows, Taps, Target};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaWeights, Experts, Kv, Matrix, Rope, Tensor,
@@ -66,17 +67,13 @@ impl FullAttention {
         batch: &Batch,
         kv: &mut Kv,
     ) -> Tensor {
-        let head = |x: Tensor, norm: &Tensor| {
-            let x = b.rms_norm(&x, Some(norm), self.rope.head_dim, self.eps);
-            b.rope(x, &self.rope, batch)
-        };
         let gated = {
             let [q, gate, k, v] = {
                 let x = x;
                 b.matmul_many(&x, [&self.q, &self.gate, &self.k, &self.v])
             };
-            let q = head(q, &self.q_norm); // [n, h e]
-            let k = head(k, &self.k_norm); // [n, K e]
+            let q = self.head(b, q, &self.q_norm, batch); // [n, h e]
+            let k = self.head(b, k, &self.k_norm, batch); // [n, K e]
             b.note(format_args!("{name}.q"), &q);
             b.note(format_args!("{name}.k"), &k);
             b.note(format_args!("{name}.v"), &v);
@@ -85,6 +82,35 @@ impl FullAttention {
             b.glu(gate, &o, Activation::Sigmoid)
         };
         b.matmul(&gated, &self.o)
+    }
+
+    /// [`FullAttention::forward`] that remembers all rows and returns those of `cut`.
+    fn forward_cut(
+        &self,
+        b: &dyn Backend,
+        x: &Tensor,
+        batch: &Batch,
+        kv: &mut Kv,
+        cut: &Cut,
+    ) -> Tensor {
+        {
+            let [k, v] = b.matmul_many(x, [&self.k, &self.v]);
+            let k = self.head(b, k, &self.k_norm, batch); // [n, K e]
+            b.kv_append(kv, &k, &v, FULL, batch);
+        }
+        let gated = {
+            let [q, gate] = b.matmul_many(&cut.gather(b, x), [&self.q, &self.gate]);
+            let q = self.head(b, q, &self.q_norm, &cut.batch); // [m, h e]
+            let o = b.attend(&q, kv, &self.attention, &cut.batch);
+            b.glu(gate, &o, Activation::Sigmoid)
+        };
+        b.matmul(&gated, &self.o)
+    }
+
+    /// Queries or keys: rows of `x` with each head's norm, turned by the rows' positions.
+    fn head(&self, b: &dyn Backend, x: Tensor, norm: &Tensor, batch: &Batch) -> Tensor {
+        let x = b.rms_norm(&x, Some(norm), self.rope.head_dim, self.eps);
+        b.rope(x, &self.rope, batch)
     }
 }
 
@@ -101,7 +127,7 @@ struct DeltaMixer {
 }
 
 impl DeltaMixer {
-    /// `(rms(delta(x)) * silu(z)) Wo`
+    /// `(rms(delta(x)) * silu(z)) Wo`, of the rows of `cut` alone if there is one.
     fn forward(
         &self,
         b: &dyn Backend,
@@ -109,6 +135,7 @@ impl DeltaMixer {
         x: Tensor,
         batch: &Batch,
         state: &mut Delta,
+        cut: Option<&Cut>,
     ) -> Tensor {
         let gated = {
             let [qkv, z, beta, a] = {
@@ -117,6 +144,10 @@ impl DeltaMixer {
             };
             let o = b.gated_delta(state, &self.weights, &qkv, &beta, &a, batch); // [n, nv dv]
             b.note(format_args!("layers.{i}.delta"), &o);
+            let (o, z) = match cut {
+                None => (o, z),
+                Some(cut) => (cut.gather(b, &o), cut.gather(b, &z)),
+            };
             let o = b.rms_norm(&o, Some(&self.norm), self.norm.cols(), self.eps);
             b.glu(z, &o, Activation::Silu)
         };
@@ -203,6 +234,21 @@ impl FullLayer {
             .attention
             .forward(b, name, self.block.input(b, &x), batch, kv);
         self.block.output(b, name, x, mixed)
+    }
+
+    /// [`FullLayer::forward`] that remembers all rows and returns those of `cut`.
+    fn forward_cut(
+        &self,
+        b: &dyn Backend,
+        name: std::fmt::Arguments<'_>,
+        x: &Tensor,
+        batch: &Batch,
+        kv: &mut Kv,
+        cut: &Cut,
+    ) -> Tensor {
+        let h = self.block.input(b, x);
+        let mixed = self.attention.forward_cut(b, &h, batch, kv, cut);
+        self.block.output(b, name, cut.gather(b, x), mixed)
     }
 }
 
@@ -295,21 +341,33 @@ impl Target for Qwen35 {
     ) -> Tensor {
         let mut x = inputs; // [n, H]
         b.note(format_args!("embed"), &x);
+        let cut = taps.cut(self.layers.len().saturating_sub(1), batch);
         for (i, layer) in self.layers.iter().enumerate() {
             taps.see(b, i, &x);
             let name = format_args!("layers.{i}");
+            let cut = cut.as_ref().filter(|cut| cut.layer == i);
             x = match layer {
                 Layer::Delta(mixer, block, at) => {
-                    let mixed =
-                        mixer.forward(b, i, block.input(b, &x), batch, &mut memory.delta[*at]);
+                    let (h, state) = (block.input(b, &x), &mut memory.delta[*at]);
+                    let mixed = mixer.forward(b, i, h, batch, state, cut);
+                    if let Some(cut) = cut {
+                        x = cut.gather(b, &x);
+                    }
                     block.output(b, name, x, mixed)
                 }
                 Layer::Full(layer, at) => {
-                    layer.forward(b, name, x, batch, &mut memory.kv[FULL][*at])
+                    let kv = &mut memory.kv[FULL][*at];
+                    match cut {
+                        None => layer.forward(b, name, x, batch, kv),
+                        Some(cut) => layer.forward_cut(b, name, &x, batch, kv, cut),
+                    }
                 }
             };
         }
         taps.see(b, self.layers.len(), &x);
+        if let Some(cut) = cut.filter(|cut| cut.layer == self.layers.len()) {
+            x = cut.gather(b, &x);
+        }
         let hidden = b.rms_norm(&x, Some(&self.norm), x.cols(), self.config.rms_norm_eps);
         b.note(format_args!("hidden"), &hidden);
         hidden

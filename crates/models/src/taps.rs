@@ -1,8 +1,8 @@
-//! Taps: what a drafter reads from inside a target.
+//! Taps: which rows a step of a target keeps.
 
-use backend::{Backend, Tensor};
+use backend::{Backend, Batch, Tensor};
 
-/// Residual rows that a step of a target is to keep.
+/// Rows that a step of a target is to keep: residual rows inside it, and which of its hidden rows.
 ///
 /// Layer `j` stands for what enters decoder layer `j`: the embedding for 0, the
 /// last layer's output for the number of layers (`specs/eagle3.md` §3).
@@ -10,6 +10,7 @@ use backend::{Backend, Tensor};
 pub struct Taps {
     layers: Vec<usize>,
     rows: Vec<Option<Tensor>>,
+    outputs: Option<Vec<usize>>,
 }
 
 impl Taps {
@@ -18,6 +19,23 @@ impl Taps {
         Taps {
             layers: layers.to_vec(),
             rows: layers.iter().map(|_| None).collect(),
+            outputs: None,
+        }
+    }
+
+    /// Keeps the hidden rows of these rows of the step alone. Other rows end once the last layer that writes a KV cache or
+    /// a state has written what they leave there, or, if a later layer is tapped, once they enter that. Rows have the same
+    /// bits either way.
+    ///
+    /// # Panics
+    ///
+    /// If there are no rows. The step panics if they do not ascend, or it has fewer.
+    #[must_use]
+    pub fn with_outputs(self, rows: Vec<usize>) -> Self {
+        assert!(!rows.is_empty(), "a row whose hidden row is kept");
+        Taps {
+            outputs: Some(rows),
+            ..self
         }
     }
 
@@ -33,6 +51,18 @@ impl Taps {
         }
     }
 
+    /// Of a target whose last layer that writes memory is `writer`: where a step of `batch` goes on with fewer rows, if
+    /// fewer are wanted.
+    pub(crate) fn cut(&self, writer: usize, batch: &Batch) -> Option<Cut> {
+        let rows = self.outputs.as_ref().filter(|r| r.len() < batch.n_rows())?;
+        let tapped = self.layers.iter().copied().max();
+        Some(Cut {
+            layer: tapped.map_or(writer, |tapped| tapped.max(writer)),
+            rows: rows.clone(),
+            batch: batch.of_rows(rows),
+        })
+    }
+
     /// The rows kept, `[n, H]` for each layer, in the order asked for.
     ///
     /// # Panics
@@ -41,5 +71,22 @@ impl Taps {
     pub fn into_rows(self) -> Vec<Tensor> {
         let kept = |row: Option<Tensor>| row.expect("the target has the layer");
         self.rows.into_iter().map(kept).collect()
+    }
+}
+
+/// Where a step goes on with the rows alone whose hidden rows are kept.
+pub(crate) struct Cut {
+    /// The layer, which all rows enter and only those rows leave. The number of layers: behind the last one.
+    pub(crate) layer: usize,
+    /// Numbers of the rows in the step.
+    pub(crate) rows: Vec<usize>,
+    /// The step of those rows.
+    pub(crate) batch: Batch,
+}
+
+impl Cut {
+    /// The cut's rows of `x: [n, C]`.
+    pub(crate) fn gather(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
+        b.gather(x, &self.rows)
     }
 }

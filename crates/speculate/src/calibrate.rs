@@ -353,6 +353,7 @@ impl Speculator {
         let start = Instant::now();
         self.with_sequence(|this, sequence| {
             this.prefill(sequence, prompt)?;
+            this.b.finish()?;
             let (vocab, mut last) = (this.target.vocab_size(), Duration::ZERO);
             for step in 0..steps {
                 if start.elapsed() + last > limit {

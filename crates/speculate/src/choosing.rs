@@ -24,6 +24,7 @@
 //! - rows that give no token once they are edited. Either they gave none before, or edits have left
 //!   nothing to choose from: the logits are computed once more, and the host tells the two apart.
 
+use crate::draft::HiddenRows;
 use crate::logprobs::LogprobsOf;
 use crate::round::StreamRows;
 use crate::sample::ByDevice;
@@ -71,8 +72,8 @@ struct Masked {
 
 /// Where the rows of [`Chosen`] come from.
 pub(crate) struct Source<'a> {
-    /// The target's hidden rows, `[n, H]`.
-    pub(crate) hidden: &'a Tensor,
+    /// The target's hidden rows.
+    pub(crate) hidden: &'a HiddenRows,
     /// Numbers of the rows after which a token is chosen.
     pub(crate) choosing: &'a [usize],
 }
@@ -192,7 +193,7 @@ impl Speculator {
     ) -> Tensor {
         let b = &*self.b;
         let of_batch: Vec<usize> = rows.iter().map(|&row| source.choosing[row]).collect();
-        let logits = self.target.logits(b, &b.gather(source.hidden, &of_batch));
+        let logits = self.target.logits(b, &source.hidden.gather(b, &of_batch));
         if masks.is_empty() {
             return logits;
         }

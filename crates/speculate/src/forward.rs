@@ -6,8 +6,9 @@
 //! has the bits that it has there.
 
 use crate::{RoundError, Speculator};
-use backend::{Batch, Tensor, gives_token};
+use backend::{Batch, MAX_RECORDED_ROWS, Tensor, gives_token};
 use cache::Sequence;
+use models::Taps;
 
 impl Speculator {
     /// Runs `work` on a new sequence and closes it, whatever came of the work.
@@ -37,17 +38,47 @@ impl Speculator {
         Ok(self.target.forward(&*self.b, &batch, &mut self.memory))
     }
 
-    /// Runs all of `tokens` after `sequence`, in as many steps as they take.
+    /// Runs all of `tokens` after `sequence`, in as many steps as they take. Returns the hidden row of the last one,
+    /// `[1, H]`, or nothing without any. The caller has the backend `finish` after the last step's last op.
     pub(crate) fn prefill(
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
-    ) -> Result<(), RoundError> {
+    ) -> Result<Option<Tensor>, RoundError> {
+        let mut last = None;
         for chunk in tokens.chunks(self.memory.size().step_rows) {
-            self.forward(sequence, chunk, chunk.len())?;
-            self.b.finish()?;
+            if last.take().is_some() {
+                self.b.finish()?;
+            }
+            let mut batch = Batch::default();
+            self.with_room(None, &[], |this| {
+                this.memory.push(&mut batch, sequence, chunk, chunk.len())
+            })?;
+            let (b, n) = (&*self.b, chunk.len());
+            let some = self.may_leave_out(n, |_| true);
+            let mut taps = Taps::new(&[]);
+            if some {
+                taps = taps.with_outputs(vec![n - 1]);
+            }
+            let memory = &mut self.memory;
+            let hidden = self.target.forward_tapped(b, &batch, memory, &mut taps);
+            last = Some(match some {
+                true => hidden,
+                false => b.gather(&hidden, &[n - 1]),
+            });
         }
-        Ok(())
+        Ok(last)
+    }
+
+    /// Whether rows of a step of `n_rows` whose hidden rows nobody reads may be left out of the target's last layers, for
+    /// texts that are read by those heads for which `reads` says so. Smaller steps may be recorded, and a device that
+    /// tells which experts rows chose is asked about all layers.
+    pub(crate) fn may_leave_out(&self, n_rows: usize, reads: impl Fn(usize) -> bool) -> bool {
+        let mut heads = self.drafters.heads.iter().enumerate();
+        let tells_experts = self.b.capabilities().experts && self.target.chosen_experts() < 1.0;
+        n_rows > MAX_RECORDED_ROWS
+            && !tells_experts
+            && !heads.any(|(number, head)| head.needs_all_hidden() && reads(number))
     }
 
     /// The logits after each row of `hidden: [n, H]`, one row of the vocabulary after the

@@ -15,11 +15,11 @@
 //!
 //! Normalization and rounding are deliberately absent.
 
+use crate::draft::HiddenRows;
 use crate::length::DraftLength;
 use crate::round::{RoundError, StreamRows};
 use crate::speculator::Speculator;
 use crate::stream::{Finish, Stream};
-use backend::Tensor;
 use std::ops::Range;
 
 /// Which vectors are made of the hidden rows of a text.
@@ -172,13 +172,13 @@ impl Speculator {
         pool.into_iter().flat_map(move |pool| pool.vectors(width))
     }
 
-    /// Adds the round's rows of `hidden: [n, H]` to what streams pool, and ends those whose prompt
+    /// Adds the round's rows of `hidden` to what streams pool, and ends those whose prompt
     /// has been read.
     pub(crate) fn pool_rows(
         &mut self,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
-        hidden: &Tensor,
+        hidden: &HiddenRows,
     ) -> Result<(), RoundError> {
         let mut wanted: Vec<usize> = Vec::new();
         for (stream, rows) in streams.iter().zip(rows) {
@@ -186,11 +186,11 @@ impl Speculator {
             let needed = pool.wanted(rows.of_text(), stream.n_prompt());
             wanted.extend(needed.map(|row| rows.in_batch(row)));
         }
-        let width = hidden.cols();
+        let width = hidden.tensor().cols();
         let values = match wanted.is_empty() {
             true => Vec::new(),
             false => {
-                let gathered = self.b.gather(hidden, &wanted);
+                let gathered = hidden.gather(&*self.b, &wanted);
                 self.b.download(&gathered).into_owned()
             }
         };

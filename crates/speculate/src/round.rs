@@ -19,7 +19,7 @@ mod guess;
 
 use crate::accept::{Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
-use crate::draft;
+use crate::draft::{self, HiddenRows};
 use crate::host_choices::{self, OpenRows};
 use crate::length::{Guesser, HeadTimes, Longest, RoundCost, TextRows};
 use crate::logprobs::{Logprobs, LogprobsOf};
@@ -109,8 +109,7 @@ impl StreamRows {
 
 /// What the target has computed of a round's rows.
 struct Verified {
-    /// `[n, H]`
-    hidden: Tensor,
+    hidden: HiddenRows,
     /// The rows inside the target that the heads read, one head after the other, `[n, H]` each.
     taps: Vec<Tensor>,
     /// The rows after which a token is chosen, one stream after the other, if there are any.
@@ -264,6 +263,20 @@ impl Speculator {
         Ok(rows)
     }
 
+    /// The rows of the batch that run through all of the target's layers: those after which a token is chosen, the
+    /// last row if there are none. Absent if all rows do, because somebody reads all hidden rows.
+    fn outputs(&self, streams: &[&mut Stream], choosing: &[usize]) -> Option<Vec<usize>> {
+        let n_rows = self.batch.n_rows();
+        let reads_all = |head| streams.iter().any(|stream| stream.is_read_by(head));
+        let all = choosing.len() == n_rows
+            || !self.may_leave_out(n_rows, reads_all)
+            || streams.iter().any(|stream| stream.pools());
+        (!all).then(|| match choosing {
+            [] => vec![n_rows - 1],
+            rows => rows.to_vec(),
+        })
+    }
+
     /// Runs the target over the batch, and waits for it.
     fn verify(
         &mut self,
@@ -274,6 +287,7 @@ impl Speculator {
         let choosing: Vec<usize> = rows.iter().flat_map(StreamRows::choosing).collect();
         let all = choosing.len() == self.batch.n_rows();
         let key = self.key.part(if all { "verify" } else { "prefill" });
+        let outputs = self.outputs(streams, &choosing);
         let (target, batch, memory) = (&*self.target, &self.batch, &mut self.memory);
         let tapped = self.drafters.taps();
         let media = draft::media(b, batch, &self.embeddings);
@@ -281,6 +295,9 @@ impl Speculator {
         b.note_experts();
         let mut made = b.step(key, batch, &media, &mut |media| {
             let mut taps = Taps::new(&tapped);
+            if let Some(rows) = &outputs {
+                taps = taps.with_outputs(rows.clone());
+            }
             let inputs = target.inputs(b, batch, media);
             let hidden = target.forward_inputs(b, inputs, batch, memory, &mut taps);
             let logits = all.then(|| target.logits(b, &hidden));
@@ -289,9 +306,12 @@ impl Speculator {
         });
         let logits = if all { made.pop() } else { None };
         let taps = made.split_off(1);
-        let hidden = made.pop().expect("a step's hidden rows");
+        let hidden = HiddenRows {
+            tensor: made.pop().expect("a step's hidden rows"),
+            of: outputs,
+        };
         let logits = logits.or_else(|| {
-            (!choosing.is_empty()).then(|| target.logits(b, &b.gather(&hidden, &choosing)))
+            (!choosing.is_empty()).then(|| target.logits(b, &hidden.gather(b, &choosing)))
         });
         // All of it asked for before the wait, so that a device goes on with it at once. The
         // host finds the masks while the device computes what they are for.

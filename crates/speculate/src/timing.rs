@@ -24,6 +24,7 @@ impl Speculator {
     pub fn time_step(&mut self, context: &[u32], rows: &[u32]) -> Result<Duration, RoundError> {
         self.with_sequence(|this, sequence| {
             this.prefill(sequence, context)?;
+            this.b.finish()?;
             let mut batch = Batch::default();
             this.memory.push(&mut batch, sequence, rows, 1)?;
             let (b, target, memory) = (&*this.b, &*this.target, &mut this.memory);
@@ -51,16 +52,11 @@ impl Speculator {
     ///
     /// If `prompt` is empty.
     pub fn time_prefill(&mut self, prompt: &[u32]) -> Result<Duration, RoundError> {
-        let step_rows = self.memory.size().step_rows;
         self.with_sequence(|this, sequence| {
             let start = Instant::now();
-            let mut hidden = None;
-            for chunk in prompt.chunks(step_rows) {
-                hidden = Some(this.forward(sequence, chunk, chunk.len())?);
-            }
-            let hidden = hidden.expect("a prompt has tokens");
+            let last = this.prefill(sequence, prompt)?;
+            let last = last.expect("a prompt has tokens");
             let (b, target) = (&*this.b, &*this.target);
-            let last = b.gather(&hidden, &[hidden.rows() - 1]);
             black_box(b.argmax(&target.logits(b, &last)));
             b.finish()?;
             Ok(start.elapsed())

@@ -119,7 +119,9 @@ pub(super) fn moe_equals(got: &dyn Backend, want: &dyn Backend) {
             got.note_experts();
             let of_got = run(got, &experts.0);
             let mut marks = ExpertMarks::default();
-            if got.take_experts(&mut marks) {
+            let told = got.take_experts(&mut marks);
+            assert_eq!(told, got.capabilities().experts, "whether experts are told");
+            if told {
                 let rows = scores.chunks_exact(case.count);
                 let choices: Vec<Choice> = rows.map(|row| experts.1.choose(row)).collect();
                 let mut chosen = ExpertMarks::default();

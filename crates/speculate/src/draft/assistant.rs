@@ -6,7 +6,8 @@
 
 use super::coverage::{self, Coverage};
 use super::{
-    Derived, DraftRequest, DraftState, Drafter, Stretch, TargetView, newest, steps, stop, wanting,
+    Derived, DraftRequest, DraftState, Drafter, HiddenRows, Stretch, TargetView, newest, steps,
+    stop, wanting,
 };
 use crate::sample::Scratch;
 use backend::{Batch, StepKey, Tensor};
@@ -44,6 +45,10 @@ impl Drafter for Assistant {
         "assistant"
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        false
+    }
+
     fn stops(&self) -> bool {
         true
     }
@@ -55,7 +60,7 @@ impl Drafter for Assistant {
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        hidden: &Tensor,
+        hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let b = target.b;
@@ -68,7 +73,7 @@ impl Drafter for Assistant {
             return drafts;
         }
         let last: Vec<usize> = active.iter().map(|&r| requests[r].kept.end - 1).collect();
-        let mut x = b.gather(hidden, &last); // [n, B]
+        let mut x = hidden.gather(b, &last); // [n, B]
         let list = self.head.shortlist().filter(|_| is_listed);
         let (head, key) = (&self.head, self.key);
         let link = |z: &Tensor| head.chained_logits(b, z);

@@ -12,7 +12,10 @@
 
 use super::head_state::{self, HeadState, leave_unread, lock, may_wait, push, with_unread};
 use super::stretch::{choose, replace_given, take_given};
-use super::{DraftRequest, DraftState, Drafter, Restored, SavedDraft, TargetView, newest, wanting};
+use super::{
+    DraftRequest, DraftState, Drafter, HiddenRows, Restored, SavedDraft, TargetView, newest,
+    wanting,
+};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
 use cache::{Memory, MemoryFull};
@@ -261,6 +264,10 @@ impl Drafter for Block {
         self.head.taps()
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        false
+    }
+
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         Ok(Box::new(HeadState::open(&self.memory, 0)?))
     }
@@ -284,7 +291,7 @@ impl Drafter for Block {
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        _hidden: &Tensor,
+        _hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let b = target.b;

@@ -10,7 +10,9 @@
 use super::head_state::{self, HeadState, leave_unread, lock, may_wait, push, with_unread};
 use super::layered::Layered;
 use super::stretch::Links;
-use super::{DraftRequest, DraftState, Drafter, Restored, SavedDraft, TargetView, coverage};
+use super::{
+    DraftRequest, DraftState, Drafter, HiddenRows, Restored, SavedDraft, TargetView, coverage,
+};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, StepKey, Tensor};
 use cache::{Memory, MemoryFull};
@@ -147,6 +149,10 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         self.head.taps()
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        self.head.taps().is_empty()
+    }
+
     fn stops(&self) -> bool {
         self.head.layers() == 1
     }
@@ -176,7 +182,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        hidden: &Tensor,
+        hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let b = target.b;
@@ -184,7 +190,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
             &mut state.of::<HeadState>().coverage
         });
         let rows: Vec<usize> = requests.iter().flat_map(|r| r.kept.clone()).collect();
-        let features = self.head.features(b, hidden, target.taps, &rows);
+        let features = self.head.features(b, hidden.tensor(), target.taps, &rows);
         if requests.iter_mut().all(may_wait) {
             leave_unread(b, &features, requests);
             return vec![Vec::new(); requests.len()];

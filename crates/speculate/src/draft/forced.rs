@@ -1,8 +1,7 @@
 //! Drafts whatever a function says: for tests that want a draft to be right,
 //! wrong, or both.
 
-use super::{DraftRequest, Drafter, TargetView};
-use backend::Tensor;
+use super::{DraftRequest, Drafter, HiddenRows, TargetView};
 
 /// A drafter that asks `guess(tokens, limit)`.
 pub struct Forced<F> {
@@ -21,10 +20,14 @@ impl<F: FnMut(&[u32], usize) -> Vec<u32> + Send> Drafter for Forced<F> {
         "forced"
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        false
+    }
+
     fn draft(
         &mut self,
         _target: TargetView<'_>,
-        _hidden: &Tensor,
+        _hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let draft = |request: &mut DraftRequest<'_>| {

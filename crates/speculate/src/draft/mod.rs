@@ -1,7 +1,8 @@
 //! Drafters: whatever guesses ahead of the target.
 //!
 //! A drafter sees every row that stays, prompt rows and accepted rows alike, with
-//! the target's true hidden row and the token that followed; then it guesses.
+//! the target's true hidden row, if it [needs](Drafter::needs_all_hidden) that of every row, and the token that followed;
+//! then it guesses.
 //! What it guesses can cost time, never change a token.
 //!
 //! What a drafter remembers of a text is the text's, not the drafter's: a [`DraftState`]
@@ -13,6 +14,7 @@ mod chained;
 mod coverage;
 mod forced;
 mod head_state;
+mod hidden;
 mod layered;
 mod learned;
 mod model;
@@ -27,6 +29,7 @@ pub use block::Block;
 pub use chained::Chained;
 pub(crate) use chained::media;
 pub use forced::Forced;
+pub use hidden::HiddenRows;
 pub use learned::Mark;
 pub use model::{DraftModel, MODEL};
 pub(crate) use ngram::Ngrams;
@@ -143,7 +146,7 @@ pub struct DraftRequest<'a> {
     pub tokens: &'a [u32],
     /// The media spans of the stream's prompt.
     pub spans: &'a Spans,
-    /// The rows of the round's hidden rows that stay, ascending. The last one is
+    /// Numbers of the rows of the round's step that stay, ascending. The last one is
     /// cache row `sequence.len() - 1`; after each comes its token in `tokens`.
     pub kept: std::ops::Range<usize>,
     /// Tokens wanted, at most, those of `given` among them; 0 while the prompt is not finished.
@@ -187,6 +190,13 @@ pub trait Drafter: Send {
     /// in every round.
     fn taps(&self) -> &[usize] {
         &[]
+    }
+
+    /// Whether the drafter reads the hidden rows of all rows that stay, and not only of those after which a token was
+    /// chosen. Steps of more than 64 rows for texts that no such drafter reads leave the other rows out of the target's
+    /// last layers.
+    fn needs_all_hidden(&self) -> bool {
+        true
     }
 
     /// Whether it guesses token by token where the device does not chain guesses by itself, says how sure it was of
@@ -236,11 +246,11 @@ pub trait Drafter: Send {
     }
 
     /// Learns the rows that stay of a round, then drafts up to `limit` tokens for
-    /// each request, in order. `hidden: [n, H]` are all of the round's rows.
+    /// each request, in order. `hidden` has all of the round's rows, or those after which a token was chosen.
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        hidden: &Tensor,
+        hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>>;
 }

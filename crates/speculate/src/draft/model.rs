@@ -21,7 +21,9 @@
 use super::head_state::lock;
 use super::model_state::{self, ModelState};
 use super::stretch::Links;
-use super::{DraftRequest, DraftState, Drafter, Restored, SavedDraft, TargetView, wanting};
+use super::{
+    DraftRequest, DraftState, Drafter, HiddenRows, Restored, SavedDraft, TargetView, wanting,
+};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
 use cache::{Memory, MemoryFull};
@@ -262,10 +264,14 @@ impl Drafter for DraftModel {
         lock(&self.memory).n_free_pages()
     }
 
+    fn needs_all_hidden(&self) -> bool {
+        false
+    }
+
     fn draft(
         &mut self,
         target: TargetView<'_>,
-        _hidden: &Tensor,
+        _hidden: &HiddenRows,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let b = target.b;
