@@ -341,6 +341,7 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                 if (row >= v.rows) continue;
                 float *y = v.y + row;
                 if (!SCATTER) y += (u64) column * v.rows;
+                // Results of prompts do not fit L2, where weights and activations are to stay.
                 auto store = [&](auto exists) {
 #pragma unroll
                     for (int n = 0; n < 2 * N; n++) {

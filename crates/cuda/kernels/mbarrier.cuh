@@ -70,7 +70,9 @@ DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// Arrives at the barrier that lies at the same place of block `rank` of the cluster.
+// Arrives at the barrier that lies at the same place of block `rank` of the cluster, after what the thread has read of
+// its own block's shared memory. A release at the cluster's scope would wait for all of its stores, too
+// (MEMBAR.ALL.GPU).
 DEVICE void mbarrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
                  "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),

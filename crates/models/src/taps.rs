@@ -51,8 +51,8 @@ impl Taps {
         }
     }
 
-    /// Of a target whose last layer that writes memory is `writer`: where a step of `batch` goes on with fewer rows, if
-    /// fewer are wanted.
+    /// Where a step of `batch` goes on with fewer rows, if fewer are wanted: in layer `writer`, the last one that writes a
+    /// KV cache or a state, or in a later one that is tapped.
     pub(crate) fn cut(&self, writer: usize, batch: &Batch) -> Option<Cut> {
         let rows = self.outputs.as_ref().filter(|r| r.len() < batch.n_rows())?;
         let tapped = self.layers.iter().copied().max();
@@ -76,7 +76,7 @@ impl Taps {
 
 /// Where a step goes on with the rows alone whose hidden rows are kept.
 pub(crate) struct Cut {
-    /// The layer, which all rows enter and only those rows leave. The number of layers: behind the last one.
+    /// The layer that all rows enter and only those rows leave; the number of layers if all leave the last one.
     pub(crate) layer: usize,
     /// Numbers of the rows in the step.
     pub(crate) rows: Vec<usize>,
