@@ -215,10 +215,8 @@ fn run(
                 .push(&mut batch, sequence, &tokens, tokens.len())
                 .unwrap();
             // As in a round, nobody reads other hidden rows than the last.
-            let mut taps = models::Taps::new(&[]);
-            if rows > backend::MAX_RECORDED_ROWS {
-                taps = taps.with_outputs(vec![rows - 1]);
-            }
+            let kept = (rows > backend::MAX_RECORDED_ROWS).then(|| vec![rows - 1]);
+            let mut taps = models::Taps::new(&[]).with_outputs(kept);
             drop(target.forward_tapped(&b, &batch, memory, &mut taps));
             b.finish().unwrap();
             let len = sequence.len();

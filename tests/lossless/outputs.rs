@@ -113,10 +113,7 @@ fn run(
         bits(b, &hidden)
     };
     step([BEFORE, 0], &mut Taps::new(&[]));
-    let mut taps = Taps::new(layers);
-    if let Some(kept) = kept {
-        taps = taps.with_outputs(kept.to_vec());
-    }
+    let mut taps = Taps::new(layers).with_outputs(kept.map(<[usize]>::to_vec));
     let hidden = step(ROWS, &mut taps);
     let next = step([1, 1], &mut Taps::new(&[]));
     let taps = taps.into_rows();

@@ -58,7 +58,8 @@ struct FullAttention {
 }
 
 impl FullAttention {
-    /// `(softmax(q·kᵀ/√e) v * sigmoid(gate)) Wo`
+    /// `(softmax(q·kᵀ/√e) v * sigmoid(gate)) Wo`, of the rows of `cut` alone if there is one; the keys and values of all
+    /// rows are remembered.
     fn forward(
         &self,
         b: &dyn Backend,
@@ -66,51 +67,36 @@ impl FullAttention {
         x: Tensor,
         batch: &Batch,
         kv: &mut Kv,
+        cut: Option<&Cut>,
     ) -> Tensor {
+        let readers = cut.map_or(batch, |cut| &cut.batch);
+        let head = |x: Tensor, norm: &Tensor, batch: &Batch| {
+            let x = b.rms_norm(&x, Some(norm), self.rope.head_dim, self.eps);
+            b.rope(x, &self.rope, batch)
+        };
         let gated = {
             let [q, gate, k, v] = {
                 let x = x;
-                b.matmul_many(&x, [&self.q, &self.gate, &self.k, &self.v])
+                match cut {
+                    None => b.matmul_many(&x, [&self.q, &self.gate, &self.k, &self.v]),
+                    Some(cut) => {
+                        let [k, v] = b.matmul_many(&x, [&self.k, &self.v]);
+                        let x = cut.gather(b, &x);
+                        let [q, gate] = b.matmul_many(&x, [&self.q, &self.gate]);
+                        [q, gate, k, v]
+                    }
+                }
             };
-            let q = self.head(b, q, &self.q_norm, batch); // [n, h e]
-            let k = self.head(b, k, &self.k_norm, batch); // [n, K e]
+            let q = head(q, &self.q_norm, readers); // [n, h e]
+            let k = head(k, &self.k_norm, batch); // [n, K e]
             b.note(format_args!("{name}.q"), &q);
             b.note(format_args!("{name}.k"), &k);
             b.note(format_args!("{name}.v"), &v);
             b.kv_append(kv, &k, &v, FULL, batch);
-            let o = b.attend(&q, kv, &self.attention, batch); // [n, h e]
+            let o = b.attend(&q, kv, &self.attention, readers); // [n, h e]
             b.glu(gate, &o, Activation::Sigmoid)
         };
         b.matmul(&gated, &self.o)
-    }
-
-    /// [`FullAttention::forward`] that remembers all rows and returns those of `cut`.
-    fn forward_cut(
-        &self,
-        b: &dyn Backend,
-        x: &Tensor,
-        batch: &Batch,
-        kv: &mut Kv,
-        cut: &Cut,
-    ) -> Tensor {
-        {
-            let [k, v] = b.matmul_many(x, [&self.k, &self.v]);
-            let k = self.head(b, k, &self.k_norm, batch); // [n, K e]
-            b.kv_append(kv, &k, &v, FULL, batch);
-        }
-        let gated = {
-            let [q, gate] = b.matmul_many(&cut.gather(b, x), [&self.q, &self.gate]);
-            let q = self.head(b, q, &self.q_norm, &cut.batch); // [m, h e]
-            let o = b.attend(&q, kv, &self.attention, &cut.batch);
-            b.glu(gate, &o, Activation::Sigmoid)
-        };
-        b.matmul(&gated, &self.o)
-    }
-
-    /// Queries or keys: rows of `x` with each head's norm, turned by the rows' positions.
-    fn head(&self, b: &dyn Backend, x: Tensor, norm: &Tensor, batch: &Batch) -> Tensor {
-        let x = b.rms_norm(&x, Some(norm), self.rope.head_dim, self.eps);
-        b.rope(x, &self.rope, batch)
     }
 }
 
@@ -196,15 +182,19 @@ impl Block {
         b.rms_norm(x, Some(&self.input_norm), x.cols(), self.eps)
     }
 
-    /// `x + mixed`, then `+ mlp(rms1(·))`
+    /// `x + mixed`, then `+ mlp(rms1(·))`; of a cut `mixed` has its rows alone, and `x` all.
     fn output(
         &self,
         b: &dyn Backend,
         name: std::fmt::Arguments<'_>,
-        x: Tensor,
+        (x, cut): (Tensor, Option<&Cut>),
         mixed: Tensor,
     ) -> Tensor {
         b.note(format_args!("{name}.attn_out"), &mixed);
+        let x = match cut {
+            None => x,
+            Some(cut) => cut.gather(b, &x),
+        };
         let x = b.add(x, &mixed);
         let h = b.rms_norm(&x, Some(&self.post_norm), x.cols(), self.eps);
         let m = self.mlp.forward(b, &h);
@@ -222,6 +212,7 @@ pub(crate) struct FullLayer {
 }
 
 impl FullLayer {
+    /// The layer's rows after all rows `x: [n, H]` are remembered; of the rows of `cut` alone if there is one.
     pub(crate) fn forward(
         &self,
         b: &dyn Backend,
@@ -229,26 +220,11 @@ impl FullLayer {
         x: Tensor,
         batch: &Batch,
         kv: &mut Kv,
+        cut: Option<&Cut>,
     ) -> Tensor {
-        let mixed = self
-            .attention
-            .forward(b, name, self.block.input(b, &x), batch, kv);
-        self.block.output(b, name, x, mixed)
-    }
-
-    /// [`FullLayer::forward`] that remembers all rows and returns those of `cut`.
-    fn forward_cut(
-        &self,
-        b: &dyn Backend,
-        name: std::fmt::Arguments<'_>,
-        x: &Tensor,
-        batch: &Batch,
-        kv: &mut Kv,
-        cut: &Cut,
-    ) -> Tensor {
-        let h = self.block.input(b, x);
-        let mixed = self.attention.forward_cut(b, &h, batch, kv, cut);
-        self.block.output(b, name, cut.gather(b, x), mixed)
+        let h = self.block.input(b, &x);
+        let mixed = self.attention.forward(b, name, h, batch, kv, cut);
+        self.block.output(b, name, (x, cut), mixed)
     }
 }
 
@@ -350,17 +326,10 @@ impl Target for Qwen35 {
                 Layer::Delta(mixer, block, at) => {
                     let (h, state) = (block.input(b, &x), &mut memory.delta[*at]);
                     let mixed = mixer.forward(b, i, h, batch, state, cut);
-                    if let Some(cut) = cut {
-                        x = cut.gather(b, &x);
-                    }
-                    block.output(b, name, x, mixed)
+                    block.output(b, name, (x, cut), mixed)
                 }
                 Layer::Full(layer, at) => {
-                    let kv = &mut memory.kv[FULL][*at];
-                    match cut {
-                        None => layer.forward(b, name, x, batch, kv),
-                        Some(cut) => layer.forward_cut(b, name, &x, batch, kv, cut),
-                    }
+                    layer.forward(b, name, x, batch, &mut memory.kv[FULL][*at], cut)
                 }
             };
         }

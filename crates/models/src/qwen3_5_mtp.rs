@@ -312,8 +312,8 @@ impl ChainedHead for Qwen35Mtp {
         let u = b.matmul(&both, &self.fc); // [n, H]
         let kv = &mut memory.kv[FULL][layer];
         let y = match layer {
-            0 => self.layers[0].forward(b, format_args!("mtp"), u, batch, kv),
-            i => self.layers[i].forward(b, format_args!("mtp.layers.{i}"), u, batch, kv),
+            0 => self.layers[0].forward(b, format_args!("mtp"), u, batch, kv, None),
+            i => self.layers[i].forward(b, format_args!("mtp.layers.{i}"), u, batch, kv, None),
         }; // [n, H]
         let m = match self.contract.chains_before_norm {
             true => y,

@@ -23,18 +23,19 @@ impl Taps {
         }
     }
 
-    /// Keeps the hidden rows of these rows of the step alone. Other rows end once the last layer that writes a KV cache or
+    /// Keeps the hidden rows of `rows` of the step alone, if that is given. Other rows end once the last layer that writes a KV cache or
     /// a state has written what they leave there, or, if a later layer is tapped, once they enter that. Rows have the same
     /// bits either way.
     ///
     /// # Panics
     ///
-    /// If there are no rows. The step panics if they do not ascend, or it has fewer.
+    /// If `rows` is empty. The step panics if they do not ascend, or it has fewer.
     #[must_use]
-    pub fn with_outputs(self, rows: Vec<usize>) -> Self {
-        assert!(!rows.is_empty(), "a row whose hidden row is kept");
+    pub fn with_outputs(self, rows: Option<Vec<usize>>) -> Self {
+        let is_empty = rows.as_ref().is_some_and(Vec::is_empty);
+        assert!(!is_empty, "a row whose hidden row is kept");
         Taps {
-            outputs: Some(rows),
+            outputs: rows,
             ..self
         }
     }

@@ -56,10 +56,7 @@ impl Speculator {
             })?;
             let (b, n) = (&*self.b, chunk.len());
             let some = self.may_leave_out(n, |_| true);
-            let mut taps = Taps::new(&[]);
-            if some {
-                taps = taps.with_outputs(vec![n - 1]);
-            }
+            let mut taps = Taps::new(&[]).with_outputs(some.then(|| vec![n - 1]));
             let memory = &mut self.memory;
             let hidden = self.target.forward_tapped(b, &batch, memory, &mut taps);
             last = Some(match some {
@@ -75,9 +72,9 @@ impl Speculator {
     /// tells which experts rows chose is asked about all layers.
     pub(crate) fn may_leave_out(&self, n_rows: usize, reads: impl Fn(usize) -> bool) -> bool {
         let mut heads = self.drafters.heads.iter().enumerate();
-        let tells_experts = self.b.capabilities().experts && self.target.chosen_experts() < 1.0;
+        let tells_experts = || self.target.chosen_experts() < 1.0 && self.b.capabilities().experts;
         n_rows > MAX_RECORDED_ROWS
-            && !tells_experts
+            && !tells_experts()
             && !heads.any(|(number, head)| head.needs_all_hidden() && reads(number))
     }
 

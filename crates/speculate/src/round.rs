@@ -294,10 +294,7 @@ impl Speculator {
         let media: Vec<&Tensor> = media.iter().collect();
         b.note_experts();
         let mut made = b.step(key, batch, &media, &mut |media| {
-            let mut taps = Taps::new(&tapped);
-            if let Some(rows) = &outputs {
-                taps = taps.with_outputs(rows.clone());
-            }
+            let mut taps = Taps::new(&tapped).with_outputs(outputs.clone());
             let inputs = target.inputs(b, batch, media);
             let hidden = target.forward_inputs(b, inputs, batch, memory, &mut taps);
             let logits = all.then(|| target.logits(b, &hidden));
