@@ -2,7 +2,7 @@
 // mbarrier.cuh and rows.cuh go before this.
 //
 //   global: qkv, b, a --> convolution, SiLU, L2 norms, gates --> shared: rows [query | key | values | decay, beta]
-//   global: state     --------------------------------------> registers: DK / PARTS rows of a column a thread
+//   global: state     --------------------------------------> registers: some rows of a column a thread
 //                                                              S = S decay + k (beta (v - k S))     y = q S
 //   many rows: delta_conv, then delta_rule; few rows: delta_fused, which also does the norm and the gate that follow
 //
@@ -23,7 +23,6 @@ struct Delta {
 
 // A channel's convolution with SiLU: calls f(row, value) for a sequence's rows from..to. Its input is loaded ROWS_AHEAD
 // rows at a time, the first by the constructor.
-#define ROWS_AHEAD 8
 #define HISTORY (TAPS - 1)
 struct Convolution {
     const float *x;
@@ -101,6 +100,7 @@ DEVICE void l2_normalise(X x, bool query) {
 }
 DEVICE float decay_of(float decay, float a, float bias) { return exp_(decay * softplus_(a + bias)); }
 
+#if THREAD_PARTS == 1
 // Block (i, chunk of rows and sequence): the convolution of DK channels. Those of a query or a key (queries first) are
 // then normalized in place, a warp a row; sums of squares: 32 partial sums and a tree. The last block computes the
 // gates: [n, nv, 2] decay and beta.
@@ -129,21 +129,25 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
         l2_normalise([&](int i) -> float & { return x[i]; }, head < d.nk);
     }
 }
+#endif
 
-// The recurrence: block (value head and its columns' split, sequence), PARTS (4 or 8) threads a column, each with
-// DK / PARTS of its rows in registers. Columns do not depend on each other; a split has updates of its own, or another
-// block could write them before this one has read them. Sums over dk: a chain a thread, then a tree over the parts.
-// PARTS depends on the head's size alone.
+// The recurrence: block (value head and its columns' split, sequence). A column has PARTS (4 or 8) parts of DK / PARTS
+// rows, in registers: THREAD_PARTS of them, one after the other, in each of its threads. Columns do not depend on each
+// other; a split has updates of its own, or another block could write them before this one has read them. Sums over dk:
+// a chain a thread, then a tree over the parts. PARTS depends on the head's size alone.
 //
 // Lanes have neighboring columns of one part, if there are so many, so they read the same numbers of a key or query
 // from shared memory, which a warp gets at once; sums go from part to part through shared memory. With a column's parts
-// in neighboring lanes a row takes two fifths more accesses to shared memory. benchmarks/2026-11-30-h200-prompts says
-// what else was needed to be faster.
+// in neighboring lanes a row takes two fifths more accesses to shared memory. With two parts a thread, half as many
+// threads load keys and queries and exchange sums. What remains are the instructions of one warp for each scheduler:
+// benchmarks/2026-11-30-h200-delta.
 #define COLUMNS (DV / COLUMN_SPLITS)
-#define WIDTH (THREADS / PARTS) // columns, and threads without one
+#define COLUMN_THREADS (PARTS / THREAD_PARTS)
+#define WIDTH (THREADS / COLUMN_THREADS) // columns, and threads without one
 #define KEY_ROWS ((DK + PARTS - 1) / PARTS)
-// Whether a thread's row `i` exists: all do where DK is a multiple of PARTS.
-#define KEY_ROW_EXISTS(i) (KEY_ROWS * PARTS == DK || first + (i) < DK)
+#define BLOCKS_PER_SM (THREADS <= 256 && KEY_ROWS <= 16 ? 2 : 1) // at least
+// Whether row `i` of a column exists: all do where DK is a multiple of PARTS.
+#define KEY_ROW_EXISTS(i) (KEY_ROWS * PARTS == DK || (i) < DK)
 // In shared memory: a key or query lies by parts, so that threads of different parts meet in no bank (KEY_OFFSET of
 // column i); a row (ROW_FLOATS) is query, key, values, decay and beta; a kept update (UPDATE_FLOATS) is key, d, decay.
 #define PART_STRIDE ((KEY_ROWS + 3) / 4 * 4 + 4)
@@ -152,28 +156,74 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 #define ROW_FLOATS (2 * KEY_FLOATS + (COLUMNS + 5) / 4 * 4)
 #define UPDATE_FLOATS (KEY_FLOATS + (COLUMNS + 4) / 4 * 4)
 #define ROW_CHANNELS (2 * DK + COLUMNS) // of a row that the block reads: query, key, its values
-// Adds what the parts of a column have, WIDTH numbers apart.
-DEVICE float sum_over_parts(const float *parts) {
-    float v[PARTS];
+// Sums of N parts that follow each other, by a tree.
+template <int N>
+DEVICE float sum_of_parts(float (&v)[N]) {
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) v[i] = parts[i * WIDTH];
+    for (int o = 1; o < N; o *= 2)
 #pragma unroll
-    for (int o = 1; o < PARTS; o *= 2)
-#pragma unroll
-        for (int i = 0; i < PARTS; i += 2 * o) v[i] += v[i + o];
+        for (int i = 0; i < N; i += 2 * o) v[i] += v[i + o];
     return v[0];
 }
-// Loads a thread's part of a key or query, which starts at `x`.
-DEVICE void load_part(const float *x, float (&v)[KEY_ROWS]) {
+// Adds what the threads of a column have, WIDTH numbers apart.
+DEVICE float sum_over_threads(const float *sums) {
+    float v[COLUMN_THREADS];
 #pragma unroll
-    for (int i = 0; i < KEY_ROWS; i += 4) {
-        const float4 four = *(const float4 *) (x + i);
-        v[i] = four.x;
-        if (i + 1 < KEY_ROWS) v[i + 1] = four.y;
-        if (i + 2 < KEY_ROWS) v[i + 2] = four.z;
-        if (i + 3 < KEY_ROWS) v[i + 3] = four.w;
-    }
+    for (int i = 0; i < COLUMN_THREADS; i++) v[i] = sums[i * WIDTH];
+    return sum_of_parts(v);
 }
+// What a thread has of a column of the state, or of a key or query.
+struct ThreadParts {
+    float v[THREAD_PARTS][KEY_ROWS];
+    // Loads those of a key or query, which start at `x`.
+    DEVICE void load(const float *x) {
+#pragma unroll
+        for (int p = 0; p < THREAD_PARTS; p++)
+#pragma unroll
+            for (int i = 0; i < KEY_ROWS; i += 4) {
+                const float4 four = *(const float4 *) (x + p * PART_STRIDE + i);
+                v[p][i] = four.x;
+                if (i + 1 < KEY_ROWS) v[p][i + 1] = four.y;
+                if (i + 2 < KEY_ROWS) v[p][i + 2] = four.z;
+                if (i + 3 < KEY_ROWS) v[p][i + 3] = four.w;
+            }
+    }
+    // The thread's part of the product with `x`: a chain for each of its parts.
+    DEVICE float dot(const ThreadParts &x) const {
+        float sums[THREAD_PARTS];
+#pragma unroll
+        for (int p = 0; p < THREAD_PARTS; p++) sums[p] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < KEY_ROWS; i++)
+#pragma unroll
+            for (int p = 0; p < THREAD_PARTS; p++) sums[p] = fmaf(v[p][i], x.v[p][i], sums[p]);
+        return sum_of_parts(sums);
+    }
+    // Calls f(number, row of the column) for each of its numbers.
+    template <class F>
+    DEVICE void for_each(F f) {
+        const int first = threadIdx.x / WIDTH * (THREAD_PARTS * KEY_ROWS);
+#pragma unroll
+        for (int i = 0; i < KEY_ROWS; i++)
+#pragma unroll
+            for (int p = 0; p < THREAD_PARTS; p++) f(v[p][i], first + p * KEY_ROWS + i);
+    }
+    // Makes it k d + `decayed`.
+    DEVICE void update(const ThreadParts &k, float d, const ThreadParts &decayed) {
+#pragma unroll
+        for (int i = 0; i < KEY_ROWS; i++)
+#pragma unroll
+            for (int p = 0; p < THREAD_PARTS; p++) v[p][i] = fmaf(k.v[p][i], d, decayed.v[p][i]);
+    }
+    DEVICE ThreadParts operator*(float decay) const {
+        ThreadParts of;
+#pragma unroll
+        for (int i = 0; i < KEY_ROWS; i++)
+#pragma unroll
+            for (int p = 0; p < THREAD_PARTS; p++) of.v[p][i] = v[p][i] * decay;
+        return of;
+    }
+};
 // Where channel `i` of the block lies in a row.
 DEVICE int channel_offset(int i) {
     return i < DK ? KEY_OFFSET(i) : i < 2 * DK ? KEY_FLOATS + KEY_OFFSET(i - DK) : 2 * KEY_FLOATS + i - 2 * DK;
@@ -210,13 +260,12 @@ DEVICE void load_kept_updates(const Delta &d, const u32 *seq, float *kept) {
     }
 }
 // Loads the thread's part of the block's state.
-DEVICE void load_state(const Delta &d, const u32 *seq, float (&s)[KEY_ROWS]) {
-    const int first = threadIdx.x / WIDTH * KEY_ROWS, own = threadIdx.x % WIDTH,
-              column = blockIdx.x % COLUMN_SPLITS * COLUMNS + own;
+DEVICE void load_state(const Delta &d, const u32 *seq, ThreadParts &s) {
+    const int own = threadIdx.x % WIDTH, column = blockIdx.x % COLUMN_SPLITS * COLUMNS + own;
     const float *state = d.state + ((u64) seq[SEQ_SLOT] * d.nv + blockIdx.x / COLUMN_SPLITS) * DK * DV;
-#pragma unroll
-    for (int i = 0; i < KEY_ROWS; i++)
-        s[i] = own < COLUMNS && KEY_ROW_EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;
+    s.for_each([&](float &v, int row) {
+        v = own < COLUMNS && KEY_ROW_EXISTS(row) && !seq[SEQ_NEW] ? state[(u64) row * DV + column] : 0.0f;
+    });
 }
 // Rows in shared memory, `count` of them.
 struct RowGroup {
@@ -227,8 +276,8 @@ struct RowGroup {
 union RecurrenceMemory {
     float kept[TENTATIVE * UPDATE_FLOATS];
     struct {
-        // Of each thread: its part of the product with the key, of this row and the one before; and of that with the
-        // query, of two groups of OUTPUT_ROWS rows.
+        // Of each thread: what it has of the product with the key, of this row and the one before; and of that with
+        // the query, of two groups of OUTPUT_ROWS rows.
         float sums[2][THREADS], outputs[2][OUTPUT_ROWS][THREADS];
     };
 };
@@ -236,31 +285,30 @@ union RecurrenceMemory {
 // met since `memory.kept` was loaded. Nearly all of a row's time are two sums over dk that wait for one another: what
 // the state gives for the key, and, once it has changed, for the query. So the query of a row is multiplied beside the
 // key of the next one, and its parts are added up with those of other rows. MANY: there are mostly groups of
-// OUTPUT_ROWS rows.
+// OUTPUT_ROWS rows, so that the next row's key can be loaded once a row's sums are on their way.
 template <bool MANY, class F>
-DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_ROWS], RecurrenceMemory &memory,
-                       F group) {
-    const int part = threadIdx.x / WIDTH, own = threadIdx.x % WIDTH, head = blockIdx.x / COLUMN_SPLITS,
+DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, ThreadParts &s, RecurrenceMemory &memory, F group) {
+    const int thread = threadIdx.x / WIDTH, own = threadIdx.x % WIDTH, head = blockIdx.x / COLUMN_SPLITS,
               column = blockIdx.x % COLUMN_SPLITS * COLUMNS + own;
     const bool mine = own < COLUMNS;
     // Where the thread's parts of keys and queries start in a row, and its column's value.
-    const int part_at = opaque(part * PART_STRIDE), value_at = opaque(2 * KEY_FLOATS + (mine ? own : 0));
+    const int part_at = opaque(thread * (THREAD_PARTS * PART_STRIDE)),
+              value_at = opaque(2 * KEY_FLOATS + (mine ? own : 0));
     float *state = d.state + ((u64) seq[SEQ_SLOT] * d.nv + head) * DK * DV, *updates = updates_of(d, seq);
-    const int first = part * KEY_ROWS;
-    float k[KEY_ROWS], q[KEY_ROWS];
+    ThreadParts k, q;
 #pragma unroll 1
     for (u32 r = 0; r < seq[SEQ_KEPT]; r++) {
         const float *u = memory.kept + r * UPDATE_FLOATS;
         const float decay = u[KEY_FLOATS + COLUMNS], dj = mine ? u[KEY_FLOATS + own] : 0.0f;
-        load_part(u + part_at, k);
-#pragma unroll
-        for (int i = 0; i < KEY_ROWS; i++) s[i] = fmaf(KEY_ROW_EXISTS(i) ? k[i] : 0.0f, dj, s[i] * decay);
+        k.load(u + part_at);
+        k.for_each([&](float &v, int row) { v = KEY_ROW_EXISTS(row) ? v : 0.0f; });
+        s.update(k, dj, s * decay);
     }
     __syncthreads(); // nobody reads the kept updates any more
     auto save = [&]() {
-#pragma unroll
-        for (int i = 0; i < KEY_ROWS; i++)
-            if (mine && KEY_ROW_EXISTS(i)) state[(u64) (first + i) * DV + column] = s[i];
+        s.for_each([&](float &v, int row) {
+            if (mine && KEY_ROW_EXISTS(row)) state[(u64) row * DV + column] = v;
+        });
     };
     const u32 rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
     if (certain == 0) save();
@@ -269,38 +317,42 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
     // Stores the results of at most OUTPUT_ROWS rows, all parts of which are in `from`.
     auto store_outputs = [&](const float *from, u32 first, u32 count) {
 #pragma unroll
-        for (int i = 0; i < OUTPUT_ROWS; i += PARTS)
-            if (i + part < count) {
-                const float v = sum_over_parts(from + (i + part) * THREADS + own);
-                if (mine) out[(u64) (first + i + part) * stride] = v;
+        for (int i = 0; i < OUTPUT_ROWS; i += COLUMN_THREADS)
+            if (i + thread < count) {
+                const float v = sum_over_threads(from + (i + thread) * THREADS + own);
+                if (mine) out[(u64) (first + i + thread) * stride] = v;
             }
     };
-    // A row, which lies at `x` from the thread's part on: `sums` and `outputs` are for this row's key and the query of
-    // the row before. Returns d: k d is added to the state.
-    auto advance = [&](const float *x, float *sums, float *outputs) {
-        load_part(x + KEY_FLOATS, k);
+    // Registers permitting.
+    constexpr bool loads_ahead = KEY_ROWS * THREAD_PARTS <= 32;
+    ThreadParts next_key;
+    float next_decay = 0.0f;
+    // A row, which lies at `x` from the thread's parts on: `sums` and `outputs` are for this row's key and the query of
+    // the row before. Its key and decay may be loaded already, and those of the row that follows it can be loaded
+    // ahead. Returns d: k d is added to the state.
+    auto advance = [&](const float *x, bool is_loaded, bool loads_next, float *sums, float *outputs) {
         const float *all = x - part_at;
-        const float decay = all[ROW_FLOATS - 2], beta = all[ROW_FLOATS - 1], v = all[value_at];
-        float decayed[KEY_ROWS], sum = 0.0f, before = 0.0f;
-#pragma unroll
-        for (int i = 0; i < KEY_ROWS; i++) {
-            decayed[i] = s[i] * decay;
-            sum = fmaf(decayed[i], k[i], sum);
+        if (!is_loaded) {
+            k.load(x + KEY_FLOATS);
+            next_decay = all[ROW_FLOATS - 2];
         }
-        sums[threadIdx.x] = sum;
+        const float decay = next_decay, beta = all[ROW_FLOATS - 1], v = all[value_at];
+        const ThreadParts decayed = s * decay;
+        sums[threadIdx.x] = decayed.dot(k);
+        outputs[threadIdx.x] = s.dot(q);
         __syncthreads();
-        const float known = sum_over_parts(sums + own);
-#pragma unroll
-        for (int i = 0; i < KEY_ROWS; i++) before = fmaf(s[i], q[i], before);
-        outputs[threadIdx.x] = before;
-        load_part(x, q);
+        const float known = sum_over_threads(sums + own);
+        if (loads_next) {
+            next_key.load(x + ROW_FLOATS + KEY_FLOATS);
+            next_decay = all[2 * ROW_FLOATS - 2];
+        }
+        q.load(x);
         const float dj = (v - known) * beta;
-#pragma unroll
-        for (int i = 0; i < KEY_ROWS; i++) s[i] = fmaf(k[i], dj, decayed[i]);
+        s.update(k, dj, decayed);
+        if (loads_next) k = next_key;
         return dj;
     };
-#pragma unroll
-    for (int i = 0; i < KEY_ROWS; i++) q[i] = 0.0f;
+    q = {};
     u32 r = 0;
 #pragma unroll 1
     while (r < rows) {
@@ -312,8 +364,8 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
             float *half = memory.outputs[r / OUTPUT_ROWS & 1][0], *other = memory.outputs[~(r / OUTPUT_ROWS) & 1][0];
 #pragma unroll
             for (int i = 0; i < OUTPUT_ROWS; i++) {
-                advance(x + i * ROW_FLOATS, memory.sums[i & 1],
-                        i == 0 ? other + (OUTPUT_ROWS - 1) * THREADS : half + (i - 1) * THREADS);
+                advance(x + i * ROW_FLOATS, loads_ahead && i > 0, loads_ahead && i + 1 < OUTPUT_ROWS,
+                        memory.sums[i & 1], i == 0 ? other + (OUTPUT_ROWS - 1) * THREADS : half + (i - 1) * THREADS);
                 if (i == 1 && r > 0) store_outputs(other, r - OUTPUT_ROWS, OUTPUT_ROWS);
             }
             r = end;
@@ -323,8 +375,8 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
 #pragma unroll 1
         for (; r < end; r++, x += ROW_FLOATS) {
             const u32 before = r - 1;
-            const float dj =
-                advance(x, memory.sums[r & 1], memory.outputs[before / OUTPUT_ROWS & 1][before % OUTPUT_ROWS]);
+            const float dj = advance(x, false, false, memory.sums[r & 1],
+                                     memory.outputs[before / OUTPUT_ROWS & 1][before % OUTPUT_ROWS]);
             // All parts are there of rows before the last one.
             if (r % OUTPUT_ROWS == 1 && r > 1)
                 store_outputs(memory.outputs[before / OUTPUT_ROWS + 1 & 1][0], before - OUTPUT_ROWS, OUTPUT_ROWS);
@@ -334,15 +386,12 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, float (&s)[KEY_
                 float *u = updates + (u64) (r - certain) * update_stride(d);
                 if (threadIdx.x == 0) u[0] = all[ROW_FLOATS - 2];
                 for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = all[KEY_FLOATS + KEY_OFFSET(i)];
-                if (mine && part == 0) u[1 + DK + own] = dj;
+                if (mine && thread == 0) u[1 + DK + own] = dj;
             }
         }
     }
     if (rows == 0) return;
-    float last = 0.0f;
-#pragma unroll
-    for (int i = 0; i < KEY_ROWS; i++) last = fmaf(s[i], q[i], last);
-    memory.outputs[(rows - 1) / OUTPUT_ROWS & 1][(rows - 1) % OUTPUT_ROWS][threadIdx.x] = last;
+    memory.outputs[(rows - 1) / OUTPUT_ROWS & 1][(rows - 1) % OUTPUT_ROWS][threadIdx.x] = s.dot(q);
     __syncthreads();
     // Of the last OUTPUT_ROWS + 1 rows at most.
     u32 from = rows > 1 ? (rows - 2) / OUTPUT_ROWS * OUTPUT_ROWS : 0;
@@ -360,66 +409,64 @@ DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
             : "memory");
 #endif
 }
-// Blocks of `delta_rule` that fit a multiprocessor: two do anyway on compute capability 9.0, where the compiler takes
-// 128 registers, and not on later ones unless it is told.
-#if __CUDA_ARCH__ == 900
-#define RULE_BLOCKS 1
-#else
-#define RULE_BLOCKS 2
-#endif
-// `qkv`: the input of the convolution, whose history is shifted at the end.
-KERNEL __launch_bounds__(THREADS, RULE_BLOCKS)
+DEVICE void cp_async_4(float *to, const float *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32) __cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+// `qkv`: the input of the convolution, whose history is shifted at the end. Keys and values are copied by pieces of 16
+// bytes where parts and columns consist of those.
+constexpr int PIECE = DK % 4 == 0 && KEY_ROWS % 4 == 0 && COLUMNS % 4 == 0 ? 4 : 1, ROW_PIECES = ROW_CHANNELS / PIECE;
+KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
     delta_rule(Delta d, const float *mixed, const float *gates, float *y, const float *qkv) {
-    __shared__ __align__(16) float rows_smem[ROWS_AHEAD * ROW_FLOATS];
+    extern __shared__ __align__(16) float rows_smem[]; // [2, ROWS_AHEAD, ROW_FLOATS]
     __shared__ __align__(16) RecurrenceMemory memory;
     pdl_launch();
     const u32 *seq = d.batch.seq(blockIdx.y);
     prefetch_state(d, seq);
-    pdl_wait();
-    float s[KEY_ROWS];
-    load_state(d, seq, s);
-    load_kept_updates(d, seq, memory.kept);
     const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
-    // The next rows, a warp's each, are loaded while the block works on ROWS_AHEAD of them.
-    constexpr int warps = THREADS / 32, turns = (ROWS_AHEAD + warps - 1) / warps, each = (ROW_CHANNELS + 31) / 32;
+    for (u32 i = threadIdx.x; i < 2 * ROWS_AHEAD; i += THREADS) clear_padding(rows_smem + i * ROW_FLOATS);
+    // The next rows, a warp's each, are copied while the block works on ROWS_AHEAD of them.
+    constexpr int warps = THREADS / 32, each = (ROW_PIECES + 31) / 32;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const BlockChannels channels(d);
-    float ahead[turns][each], gate[turns];
-    auto for_each_ahead = [&](u32 from, auto f) {
+    auto copy_rows = [&](u32 from) {
+        float *to = rows_smem + (from / ROWS_AHEAD & 1) * (ROWS_AHEAD * ROW_FLOATS);
 #pragma unroll
-        for (int t = 0; t < turns; t++)
-            if (t * warps + warp < ROWS_AHEAD && from + t * warps + warp < rows) f(t, t * warps + warp);
-    };
-    auto prefetch = [&](u32 from) {
-        for_each_ahead(from, [&](int t, int r) {
-            const u64 row = start + from + r;
+        for (int i = warp; i < ROWS_AHEAD; i += warps) {
+            if (from + i >= rows) break;
+            const u64 row = start + from + i;
             const float *x = mixed + row * d.channels;
 #pragma unroll
-            for (int j = 0; j < each; j++)
-                if (lane + 32 * j < ROW_CHANNELS) ahead[t][j] = x[channels.of(lane + 32 * j)];
-            if (lane < 2) gate[t] = gates[2 * (row * d.nv + blockIdx.x / COLUMN_SPLITS) + lane];
-        });
+            for (int j = 0; j < each; j++) {
+                const int at = (lane + 32 * j) * PIECE;
+                if (at >= ROW_CHANNELS) continue;
+                float *piece = to + i * ROW_FLOATS + channel_offset(at);
+                if constexpr (PIECE == 4) cp_async_16(smem_address(piece), x + channels.of(at));
+                else cp_async_4(piece, x + channels.of(at));
+            }
+            if (lane < 2)
+                cp_async_4(to + i * ROW_FLOATS + ROW_FLOATS - 2 + lane,
+                           gates + 2 * (row * d.nv + blockIdx.x / COLUMN_SPLITS) + lane);
+        }
+        cp_async_commit();
     };
-    prefetch(0);
+    pdl_wait();
+    copy_rows(0);
+    ThreadParts s;
+    load_state(d, seq, s);
+    load_kept_updates(d, seq, memory.kept);
     __syncthreads(); // the kept updates are there
     recurrence<OUTPUT_ROWS == ROWS_AHEAD>(d, seq, y, s, memory, [&](u32 r) {
-        __syncthreads(); // nobody reads the rows before
-        for_each_ahead(r, [&](int t, int i) {
-            float *row = rows_smem + i * ROW_FLOATS;
-#pragma unroll
-            for (int j = 0; j < each; j++)
-                if (lane + 32 * j < ROW_CHANNELS) row[channel_offset(lane + 32 * j)] = ahead[t][j];
-            if (lane < 2) row[ROW_FLOATS - 2 + lane] = gate[t];
-            if (lane == 0) clear_padding(row);
-        });
-        prefetch(r + ROWS_AHEAD);
-        __syncthreads();
-        return RowGroup{rows_smem, min((u32) ROWS_AHEAD, rows - r)};
+        cp_async_wait<0>();
+        __syncthreads(); // all have copied their part of the rows, and nobody reads those before
+        copy_rows(r + ROWS_AHEAD);
+        return RowGroup{rows_smem + (r / ROWS_AHEAD & 1) * (ROWS_AHEAD * ROW_FLOATS), min((u32) ROWS_AHEAD, rows - r)};
     });
     for (int c = blockIdx.x * THREADS + threadIdx.x; c < d.channels; c += gridDim.x * THREADS)
         shift_history(d, qkv, seq, c);
 }
 
+#if THREAD_PARTS == 1
 // Few rows: `delta_conv`, `delta_rule` and, where `gate` is not null, the norm of heads and y = activation(gate) n,
 // fused, with their bits. A block computes what it reads of the convolution. Blocks count themselves in `counters`, by
 // value head and by key head: the last of a value head does norms and gates, the last of a key head shifts its history.
@@ -430,11 +477,7 @@ struct GatedNormEpilogue {
     float eps;
     int activation;
 };
-DEVICE void cp_async_4(float *to, const float *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32) __cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
-}
-KERNEL __launch_bounds__(THREADS, 1)
+KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
     delta_fused(Delta d, const float *qkv, const float *conv, const float *b, const float *a, const float *decay,
                 const float *bias, float *y, u32 *counters, GatedNormEpilogue end) {
     extern __shared__ __align__(16) float rows_smem[]; // [rows, ROW_FLOATS]
@@ -478,7 +521,7 @@ KERNEL __launch_bounds__(THREADS, 1)
             else cp_async_4(raw + r * ROW_CHANNELS + i, from + channel[j]);
         });
     }
-    float s[KEY_ROWS];
+    ThreadParts s;
     load_state(d, seq, s);
     load_kept_updates(d, seq, memory.kept);
     for (u32 r = threadIdx.x; r < rows; r += THREADS) {
@@ -538,3 +581,4 @@ KERNEL __launch_bounds__(THREADS, 1)
     }
 #endif
 }
+#endif

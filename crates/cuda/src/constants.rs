@@ -71,6 +71,9 @@ pub(crate) const VALUE_ROWS: usize = 8;
 /// Rows whose convolution is one block's in the delta rule, where one kernel does not take them all.
 pub(crate) const CHUNK_ROWS: usize = 32;
 
+/// Rows that are loaded at once by the convolution and by the gated delta rule, where one kernel does not take them all.
+pub(crate) const ROWS_AHEAD: usize = 8;
+
 /// The numbers that a file of kernels is compiled with.
 pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
     let gemv = [
@@ -109,6 +112,7 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
         ],
         "delta" => vec![
             ("CHUNK_ROWS", CHUNK_ROWS),
+            ("ROWS_AHEAD", ROWS_AHEAD),
             ("TENTATIVE", backend::MAX_TENTATIVE),
         ],
         _ => Vec::new(),

@@ -2,7 +2,7 @@
 
 use crate::args;
 use crate::args::{Address, Args};
-use crate::constants::CHUNK_ROWS;
+use crate::constants::{CHUNK_ROWS, ROWS_AHEAD};
 use crate::elementwise::number;
 use crate::launch::{ARRIVALS_BYTES, Device, Launch};
 use crate::machine::Grid;
@@ -16,20 +16,31 @@ use std::sync::Arc;
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;
 
+/// Columns of values of a block.
+fn columns(spec: &DeltaSpec) -> usize {
+    spec.value_dim / shares(spec.value_dim)
+}
+
+/// Floats of a key, and of a row, in shared memory (kernels/delta.cu: KEY_FLOATS, ROW_FLOATS).
+fn row_floats(spec: &DeltaSpec) -> (usize, usize) {
+    let parts = parts(spec.value_dim);
+    let key = (spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4) * parts;
+    (key, 2 * key + (columns(spec) + 2).next_multiple_of(4))
+}
+
+/// Bytes of the kernels' RecurrenceMemory in a block of so many threads.
+fn recurrence_memory(spec: &DeltaSpec, threads: usize) -> usize {
+    let update = row_floats(spec).0 + (columns(spec) + 1).next_multiple_of(4);
+    let sums = 2 * threads * (1 + output_rows(threads));
+    4 * sums.max(MAX_TENTATIVE * update)
+}
+
 /// Bytes of shared memory that `delta_fused` asks for, and those that it declares.
 fn shared_of_few(spec: &DeltaSpec, rows: usize) -> (usize, usize) {
-    let parts = parts(spec.value_dim);
-    let width = spec.value_dim / shares(spec.value_dim);
-    let side = spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4;
-    let row = 2 * side * parts + (width + 2).next_multiple_of(4);
-    let raw = 2 * spec.key_dim + width;
-    let update = side * parts + (width + 1).next_multiple_of(4);
-    // The kernels' RecurrenceMemory.
-    let threads = threads(spec);
-    let sums = 2 * threads * (1 + output_rows(threads));
+    let raw = 2 * spec.key_dim + columns(spec);
     (
-        4 * (rows * row + (spec.conv_taps - 1 + rows) * raw),
-        4 * sums.max(MAX_TENTATIVE * update),
+        4 * (rows * row_floats(spec).1 + (spec.conv_taps - 1 + rows) * raw),
+        recurrence_memory(spec, threads(spec)),
     )
 }
 
@@ -129,25 +140,32 @@ pub(crate) fn load(cuda: &Cuda, delta: &Delta, slot: usize, mut bytes: &[u8]) ->
     true
 }
 
-/// Threads of a block that share a column, as many as keep a column's part in registers, and a
-/// block in 1024 threads.
+/// Parts of a column, as many as keep a thread's part in registers, and a block in 1024 threads.
 fn parts(value_dim: usize) -> usize {
     if value_dim <= 128 { 8 } else { 4 }
 }
 
-/// Threads of a block that has a share of a head's columns.
+/// Threads of a block that has a share of a head's columns, a part of a column each.
 fn threads(spec: &DeltaSpec) -> usize {
     parts(spec.value_dim) * (spec.value_dim / shares(spec.value_dim)).next_multiple_of(8)
 }
 
-/// Kernel `name` of kernels/delta.cu.
-pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
-    let threads = threads(spec);
+/// Parts of a column that a thread of `delta_rule` has: two, where its registers have room for them and two warps are
+/// left. Then fewer threads load keys and queries from shared memory, and exchange fewer sums through it.
+pub(crate) fn parts_of_rule(spec: &DeltaSpec) -> usize {
+    let has_two = parts(spec.value_dim) == 8 && spec.key_dim <= 128 && threads(spec) >= 128;
+    if has_two { 2 } else { 1 }
+}
+
+/// Kernel `name` of kernels/delta.cu, whose threads have so many parts of a column each.
+pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str, thread_parts: usize) -> Kernel {
+    let threads = threads(spec) / thread_parts;
     let mut kernel = Kernel::new("delta", name);
     kernel.defines.extend([
         ("DK", spec.key_dim),
         ("DV", spec.value_dim),
         ("PARTS", parts(spec.value_dim)),
+        ("THREAD_PARTS", thread_parts),
         ("COLUMN_SPLITS", shares(spec.value_dim)),
         ("TAPS", spec.conv_taps),
         ("THREADS", threads),
@@ -243,14 +261,14 @@ impl Step<'_> {
     }
 
     fn kernel(&self, name: &'static str) -> Kernel {
-        kernel(&self.spec, name)
+        kernel(&self.spec, name, 1)
     }
 
-    /// A block for each share of a value head, and each sequence.
-    fn grid(&self) -> Grid {
+    /// A block for each share of a value head, and each sequence, whose threads have so many parts of a column each.
+    fn grid(&self, thread_parts: usize) -> Grid {
         let shares = shares(self.spec.value_dim);
         let blocks = self.spec.value_heads * shares;
-        Grid::rect(blocks, self.rows.seqs, threads(&self.spec))
+        Grid::rect(blocks, self.rows.seqs, threads(&self.spec) / thread_parts)
     }
 
     /// Launches one kernel for everything, which asks for `shared` bytes of shared memory.
@@ -271,7 +289,15 @@ impl Step<'_> {
         let args = args.of(&epilogue.unwrap_or_default());
         let grid = Grid {
             shared,
-            ..self.grid()
+            ..self.grid(1)
+        };
+        // Of more blocks some share a multiprocessor anyway, and start earlier beside what is left of the kernel before.
+        let grid = if grid.blocks.0 * grid.blocks.1 <= l.device.driver.sms {
+            l.device
+                .driver
+                .spread(grid, recurrence_memory(&self.spec, grid.threads))
+        } else {
+            grid
         };
         l.device.launch(&self.kernel("delta_fused"), grid, args);
     }
@@ -298,6 +324,14 @@ impl Step<'_> {
             .ptr(gates.address)
             .ptr(y)
             .ptr(self.at(0));
-        device.launch(&self.kernel("delta_rule"), self.grid(), args);
+        let parts = parts_of_rule(spec);
+        let grid = Grid {
+            shared: 2 * 4 * ROWS_AHEAD * row_floats(spec).1,
+            ..self.grid(parts)
+        };
+        let grid = device
+            .driver
+            .spread(grid, recurrence_memory(spec, grid.threads));
+        device.launch(&kernel(spec, "delta_rule", parts), grid, args);
     }
 }

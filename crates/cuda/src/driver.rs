@@ -276,6 +276,26 @@ impl Driver {
         fits
     }
 
+    /// `grid` with so much shared memory, beyond the `declared` bytes of its kernel, that a multiprocessor takes no more
+    /// than its share of the blocks.
+    ///
+    /// A kernel that starts early (programmatic dependent launch, from compute capability 9.0 on) gets its blocks placed
+    /// where those of the kernel before end first. Without this some multiprocessors take several, and others none.
+    pub(crate) fn spread(&self, grid: Grid, declared: usize) -> Grid {
+        if self.arch < 90 {
+            return grid;
+        }
+        // The system takes 1024 bytes of each block's shared memory, and sizes are multiples of 128.
+        let share = (grid.blocks.0 * grid.blocks.1).div_ceil(self.sms);
+        let one_too_many = ((self.shared + 1024) / (share + 1) + 1).next_multiple_of(128);
+        Grid {
+            shared: grid
+                .shared
+                .max(one_too_many.saturating_sub(1024 + declared)),
+            ..grid
+        }
+    }
+
     /// Starts a kernel after everything before it.
     pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
         if grid.blocks.0 == 0 || grid.blocks.1 == 0 {

@@ -1,27 +1,31 @@
 //! The gated delta rule.
 
 use super::{gpu, noise};
+use crate::DryRun;
+use crate::driver::Driver;
+use crate::machine::Grid;
 use backend::{
     Activation, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Record, Row, Store, Tensor,
 };
 
 /// Three steps of the delta rule, of which some rows stay, and of the last one its gated norm.
 pub(super) fn delta_steps(b: &dyn Backend) -> [Tensor; 3] {
-    delta_rows(b, &[(7, 3), (6, 1), (10, 10)], &[2, 4], |x| x)
+    delta_rows(b, (2, 4), &[(7, 3), (6, 1), (10, 10)], &[2, 4], |x| x)
 }
 
-/// Steps of so many rows and certain ones, of which so many others stay, each from the row on
-/// that comes after those that stayed: results of the last one, their norm, and that gated.
+/// Steps with so many heads of keys and of values, of so many rows and certain ones, of which so many others stay,
+/// each from the row on that comes after those that stayed: results of the last one, their norm, and that gated.
 fn delta_rows(
     b: &dyn Backend,
+    (key_heads, value_heads): (usize, usize),
     steps: &[(usize, usize)],
     kept: &[usize],
     tell: impl Fn(Tensor) -> Tensor,
 ) -> [Tensor; 3] {
     let spec = DeltaSpec {
         slots: 2,
-        key_heads: 2,
-        value_heads: 4,
+        key_heads,
+        value_heads,
         key_dim: 128,
         value_dim: 128,
         conv_taps: 4,
@@ -29,8 +33,12 @@ fn delta_rows(
     let channels = spec.channels();
     let weights = DeltaWeights {
         conv: b.upload(channels, 4, &noise(8, 4 * channels)),
-        decay: b.upload(1, 4, &[-0.1, -0.5, -1.0, -0.01]),
-        dt_bias: b.upload(1, 4, &[0.3, -0.3, 0.0, 1.0]),
+        decay: b.upload(
+            1,
+            value_heads,
+            &cycle(&[-0.1, -0.5, -1.0, -0.01], value_heads),
+        ),
+        dt_bias: b.upload(1, value_heads, &cycle(&[0.3, -0.3, 0.0, 1.0], value_heads)),
     };
     let weight = b.upload(1, 128, &noise(7, 128));
     let mut state = b.delta(spec);
@@ -52,8 +60,12 @@ fn delta_rows(
             ..Batch::default()
         };
         let part = |seed, cols| b.upload(n, cols, &noise(seed, 40 * cols)[at * cols..][..n * cols]);
-        let (qkv, beta, a) = (part(9, channels), part(10, 4), part(11, 4));
-        let gate = part(12, 4 * 128);
+        let (qkv, beta, a) = (
+            part(9, channels),
+            part(10, value_heads),
+            part(11, value_heads),
+        );
+        let gate = part(12, value_heads * 128);
         let y = tell(b.gated_delta(&mut state, &weights, &qkv, &beta, &a, &batch));
         let norm = tell(b.rms_norm(&y, Some(&weight), 128, 1e-6));
         let gated = tell(b.glu(gate, &norm, Activation::Silu));
@@ -61,6 +73,11 @@ fn delta_rows(
         at += certain;
     }
     last.expect("a step")
+}
+
+/// The first `n` of `values` again and again.
+fn cycle(values: &[f32], n: usize) -> Vec<f32> {
+    values.iter().copied().cycle().take(n).collect()
 }
 
 /// One kernel for few rows, and one after the other, whatever rows come together.
@@ -72,26 +89,68 @@ fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
         x
     };
     let down = |x: &Tensor| cuda.download(x).into_owned();
-    let all = delta_rows(&cuda, &[(20, 20)], &[], |x| x);
-    let steps: [(&[_], &[_]); 6] = [
+    let steps: [(&[_], &[_]); 8] = [
         (&[(7, 3), (6, 1), (10, 10)], &[2, 4]),
         (&[(16, 16), (4, 4)], &[0]),
         (&[(14, 2), (18, 18)], &[0]),
         (&[(12, 12), (8, 8)], &[0]),
         (&[(19, 19), (1, 1)], &[0]),
         (&[(3, 0), (17, 1), (18, 18)], &[1, 0]),
+        (&[(18, 3), (15, 15)], &[2]),
+        (&[(18, 3), (17, 17)], &[0]),
     ];
-    for (steps, kept) in steps {
-        for some in [
-            delta_rows(&cuda, steps, kept, |x| x),
-            delta_rows(&cuda, steps, kept, tell),
-        ] {
-            for (i, (got, all)) in some.iter().zip(&all).enumerate() {
-                let (got, all) = (down(got), down(all));
-                let same = got[..] == all[all.len() - got.len()..];
-                assert!(same, "tensor {i} of {steps:?}, {kept:?} stay");
+    for heads in [(2, 4), (3, 9)] {
+        let all = delta_rows(&cuda, heads, &[(20, 20)], &[], |x| x);
+        for (steps, kept) in steps {
+            for some in [
+                delta_rows(&cuda, heads, steps, kept, |x| x),
+                delta_rows(&cuda, heads, steps, kept, tell),
+            ] {
+                for (i, (got, all)) in some.iter().zip(&all).enumerate() {
+                    let (got, all) = (down(got), down(all));
+                    let same = got[..] == all[all.len() - got.len()..];
+                    assert!(
+                        same,
+                        "tensor {i} of {steps:?}, {kept:?} stay, {heads:?} heads"
+                    );
+                }
             }
         }
     }
     cuda.finish().unwrap();
+}
+
+/// As many blocks fit a multiprocessor as it has to take, and no more.
+#[test]
+fn spread_blocks_leave_no_multiprocessor_without_one() {
+    let driver = Driver::dry(DryRun::default());
+    assert!(driver.arch >= 90, "where kernels start early");
+    let (all, sms) = (driver.shared + 1024, driver.sms);
+    for declared in [0, 12_544, 18_464] {
+        for (blocks, share) in [
+            (1, 1),
+            (sms, 1),
+            (sms + 1, 2),
+            (2 * sms, 2),
+            (3 * sms, 3),
+            (3 * sms + 1, 4),
+        ] {
+            let grid = driver.spread(Grid::new(blocks, 128), declared);
+            let block = (grid.shared + declared + 1024).next_multiple_of(128);
+            assert!(share * block <= all, "{share} of {block} bytes fit");
+            assert!(
+                (share + 1) * block > all,
+                "one more of {block} bytes does not"
+            );
+        }
+    }
+    let wide = Grid {
+        shared: 200 << 10,
+        ..Grid::new(500, 128)
+    };
+    assert_eq!(
+        driver.spread(wide, 0).shared,
+        200 << 10,
+        "what it asks for already"
+    );
 }

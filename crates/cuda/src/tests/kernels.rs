@@ -60,8 +60,8 @@ fn prompts(format: &str, head: usize, stages: usize) -> Kernel {
     kernel
 }
 
-/// The delta rule for heads of so many columns of keys and of values.
-fn delta(key_dim: usize, value_dim: usize) -> Kernel {
+/// The delta rule for heads of so many columns of keys and of values, and so many parts of a column a thread.
+fn delta(key_dim: usize, value_dim: usize, thread_parts: usize) -> Kernel {
     let spec = DeltaSpec {
         slots: 1,
         key_heads: 1,
@@ -70,7 +70,7 @@ fn delta(key_dim: usize, value_dim: usize) -> Kernel {
         value_dim,
         conv_taps: 4,
     };
-    delta::kernel(&spec, "")
+    delta::kernel(&spec, "", thread_parts)
 }
 
 /// Every file of kernels with the numbers that models need; for other
@@ -118,13 +118,13 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
             all.extend(more.map(|(format, head)| attention(format, head)));
         }
     }
-    all.push(delta(128, 128));
+    all.extend([delta(128, 128, 1), delta(128, 128, 2)]);
     let mut packings = vec![Packing::Plain, codes(4, 64)];
     if first {
         let prompts = [prompts("bf16", 256, 5), prompts("f16", 512, 8)];
         all.extend(prompts);
         // Also a block of 640 threads.
-        all.extend([delta(64, 256), delta(24, 80)]);
+        all.extend([delta(64, 256, 1), delta(24, 80, 1), delta(24, 80, 2)]);
         packings.push(Packing::E4m3 { group: 64 });
         packings.extend([3, 4].map(|bits| Packing::Rotated { bits }));
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
@@ -239,6 +239,9 @@ const FOLDED_BUDGETS: &[(&str, usize, usize)] = &[
     ("moe_dense_norm", 160, 8200),
 ];
 
+/// Most registers and instructions of the delta rule where threads have two parts of a column each.
+const TWO_PART_BUDGETS: &[(&str, usize, usize)] = &[("delta_rule", 224, 3400)];
+
 /// The budget of kernel `name` of `kernel`.
 fn budget(kernel: &Kernel, name: &str) -> (usize, usize) {
     let packed = |&(what, bits)| {
@@ -249,6 +252,8 @@ fn budget(kernel: &Kernel, name: &str) -> (usize, usize) {
         PACKED_BUDGETS
     } else if kernel.defines.contains(&("ROW_FOLD", ROW_FOLD)) {
         FOLDED_BUDGETS
+    } else if kernel.defines.contains(&("THREAD_PARTS", 2)) {
+        TWO_PART_BUDGETS
     } else {
         &[]
     };
