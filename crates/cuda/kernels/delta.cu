@@ -134,13 +134,13 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 // The recurrence: block (value head and its columns' split, sequence). A column has PARTS (4 or 8) parts of DK / PARTS
 // rows, in registers: THREAD_PARTS of them, one after the other, in each of its threads. Columns do not depend on each
 // other; a split has updates of its own, or another block could write them before this one has read them. Sums over dk:
-// a chain a thread, then a tree over the parts. PARTS depends on the head's size alone.
+// a chain a part, then a tree over the parts. PARTS depends on the head's size alone.
 //
 // Lanes have neighboring columns of one part, if there are so many, so they read the same numbers of a key or query
 // from shared memory, which a warp gets at once; sums go from part to part through shared memory. With a column's parts
 // in neighboring lanes a row takes two fifths more accesses to shared memory. With two parts a thread, half as many
-// threads load keys and queries and exchange sums. What remains are the instructions of one warp for each scheduler:
-// benchmarks/2026-11-30-h200-delta.
+// threads load keys and queries and exchange sums; what bounds a row then is how fast each scheduler issues its only
+// warp's instructions: benchmarks/2026-11-30-h200-delta.
 #define COLUMNS (DV / COLUMN_SPLITS)
 #define COLUMN_THREADS (PARTS / THREAD_PARTS)
 #define WIDTH (THREADS / COLUMN_THREADS) // columns, and threads without one
@@ -323,8 +323,8 @@ DEVICE void recurrence(const Delta &d, const u32 *seq, float *y, ThreadParts &s,
                 if (mine) out[(u64) (first + i + thread) * stride] = v;
             }
     };
-    // Registers permitting.
-    constexpr bool loads_ahead = KEY_ROWS * THREAD_PARTS <= 32;
+    // Where registers are left for it; with one part a thread it was slower.
+    constexpr bool loads_ahead = THREAD_PARTS > 1 && THREADS <= 256 && KEY_ROWS * THREAD_PARTS <= 32;
     ThreadParts next_key;
     float next_decay = 0.0f;
     // A row, which lies at `x` from the thread's parts on: `sums` and `outputs` are for this row's key and the query of

@@ -285,7 +285,8 @@ impl Driver {
         if self.arch < 90 {
             return grid;
         }
-        // The system takes 1024 bytes of each block's shared memory, and sizes are multiples of 128.
+        // A multiprocessor has 1024 bytes more than a block can have. The system takes as many of each block's, and sizes
+        // are multiples of 128.
         let share = (grid.blocks.0 * grid.blocks.1).div_ceil(self.sms);
         let one_too_many = ((self.shared + 1024) / (share + 1) + 1).next_multiple_of(128);
         Grid {

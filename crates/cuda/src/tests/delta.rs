@@ -10,27 +10,53 @@ use backend::{
 
 /// Three steps of the delta rule, of which some rows stay, and of the last one its gated norm.
 pub(super) fn delta_steps(b: &dyn Backend) -> [Tensor; 3] {
-    delta_rows(b, (2, 4), &[(7, 3), (6, 1), (10, 10)], &[2, 4], |x| x)
+    delta_rows(
+        b,
+        Heads::of_qwen(2, 4),
+        &[(7, 3), (6, 1), (10, 10)],
+        &[2, 4],
+        |x| x,
+    )
 }
 
-/// Steps with so many heads of keys and of values, of so many rows and certain ones, of which so many others stay,
+/// Heads of keys and of values, and their columns.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    keys: usize,
+    values: usize,
+    key_dim: usize,
+    value_dim: usize,
+}
+
+impl Heads {
+    fn of_qwen(keys: usize, values: usize) -> Self {
+        Heads {
+            keys,
+            values,
+            key_dim: 128,
+            value_dim: 128,
+        }
+    }
+}
+
+/// Steps with such heads, of so many rows and certain ones, of which so many others stay,
 /// each from the row on that comes after those that stayed: results of the last one, their norm, and that gated.
 fn delta_rows(
     b: &dyn Backend,
-    (key_heads, value_heads): (usize, usize),
+    heads: Heads,
     steps: &[(usize, usize)],
     kept: &[usize],
     tell: impl Fn(Tensor) -> Tensor,
 ) -> [Tensor; 3] {
     let spec = DeltaSpec {
         slots: 2,
-        key_heads,
-        value_heads,
-        key_dim: 128,
-        value_dim: 128,
+        key_heads: heads.keys,
+        value_heads: heads.values,
+        key_dim: heads.key_dim,
+        value_dim: heads.value_dim,
         conv_taps: 4,
     };
-    let channels = spec.channels();
+    let (channels, value_heads, dim) = (spec.channels(), heads.values, heads.value_dim);
     let weights = DeltaWeights {
         conv: b.upload(channels, 4, &noise(8, 4 * channels)),
         decay: b.upload(
@@ -40,7 +66,7 @@ fn delta_rows(
         ),
         dt_bias: b.upload(1, value_heads, &cycle(&[0.3, -0.3, 0.0, 1.0], value_heads)),
     };
-    let weight = b.upload(1, 128, &noise(7, 128));
+    let weight = b.upload(1, dim, &noise(7, dim));
     let mut state = b.delta(spec);
     let (mut last, mut at) = (None, 0);
     for (i, &(n, certain)) in steps.iter().enumerate() {
@@ -65,9 +91,9 @@ fn delta_rows(
             part(10, value_heads),
             part(11, value_heads),
         );
-        let gate = part(12, value_heads * 128);
+        let gate = part(12, value_heads * dim);
         let y = tell(b.gated_delta(&mut state, &weights, &qkv, &beta, &a, &batch));
-        let norm = tell(b.rms_norm(&y, Some(&weight), 128, 1e-6));
+        let norm = tell(b.rms_norm(&y, Some(&weight), dim, 1e-6));
         let gated = tell(b.glu(gate, &norm, Activation::Silu));
         last = Some([y, norm, gated]);
         at += certain;
@@ -99,7 +125,30 @@ fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
         (&[(18, 3), (15, 15)], &[2]),
         (&[(18, 3), (17, 17)], &[0]),
     ];
-    for heads in [(2, 4), (3, 9)] {
+    // Threads of many rows' kernel have two parts of a column each, of four (256 columns) and in blocks of 64 threads
+    // (32 columns) one.
+    let wide = Heads {
+        key_dim: 64,
+        value_dim: 256,
+        ..Heads::of_qwen(1, 2)
+    };
+    let narrow = Heads {
+        key_dim: 32,
+        value_dim: 32,
+        ..Heads::of_qwen(2, 4)
+    };
+    let odd = Heads {
+        key_dim: 24,
+        value_dim: 80,
+        ..Heads::of_qwen(2, 2)
+    };
+    for heads in [
+        Heads::of_qwen(2, 4),
+        Heads::of_qwen(3, 9),
+        wide,
+        narrow,
+        odd,
+    ] {
         let all = delta_rows(&cuda, heads, &[(20, 20)], &[], |x| x);
         for (steps, kept) in steps {
             for some in [
@@ -109,10 +158,7 @@ fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
                 for (i, (got, all)) in some.iter().zip(&all).enumerate() {
                     let (got, all) = (down(got), down(all));
                     let same = got[..] == all[all.len() - got.len()..];
-                    assert!(
-                        same,
-                        "tensor {i} of {steps:?}, {kept:?} stay, {heads:?} heads"
-                    );
+                    assert!(same, "tensor {i} of {steps:?}, {kept:?} stay, {heads:?}");
                 }
             }
         }

@@ -124,7 +124,12 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
         let prompts = [prompts("bf16", 256, 5), prompts("f16", 512, 8)];
         all.extend(prompts);
         // Also a block of 640 threads.
-        all.extend([delta(64, 256, 1), delta(24, 80, 1), delta(24, 80, 2)]);
+        all.extend([
+            delta(64, 256, 1),
+            delta(24, 80, 1),
+            delta(24, 80, 2),
+            delta(128, 120, 2),
+        ]);
         packings.push(Packing::E4m3 { group: 64 });
         packings.extend([3, 4].map(|bits| Packing::Rotated { bits }));
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
