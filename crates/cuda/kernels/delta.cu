@@ -139,8 +139,8 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 // Lanes have neighboring columns of one part, if there are so many, so they read the same numbers of a key or query
 // from shared memory, which a warp gets at once; sums go from part to part through shared memory. With a column's parts
 // in neighboring lanes a row takes two fifths more accesses to shared memory. With two parts a thread, half as many
-// threads load keys and queries and exchange sums; what bounds a row then is how fast each scheduler issues its only
-// warp's instructions: benchmarks/2026-11-30-h200-delta.
+// threads exchange half as many sums; what bounds a row then is how fast each scheduler issues its only warp's
+// instructions: benchmarks/2026-11-30-h200-delta.
 #define COLUMNS (DV / COLUMN_SPLITS)
 #define COLUMN_THREADS (PARTS / THREAD_PARTS)
 #define WIDTH (THREADS / COLUMN_THREADS) // columns, and threads without one
@@ -409,13 +409,9 @@ DEVICE void prefetch_state(const Delta &d, const u32 *seq) {
             : "memory");
 #endif
 }
-DEVICE void cp_async_4(float *to, const float *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32) __cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
-}
-// `qkv`: the input of the convolution, whose history is shifted at the end. Keys and values are copied by pieces of 16
-// bytes where parts and columns consist of those.
+// Floats that are copied at once: 16 bytes where parts and columns consist of those.
 constexpr int PIECE = DK % 4 == 0 && KEY_ROWS % 4 == 0 && COLUMNS % 4 == 0 ? 4 : 1, ROW_PIECES = ROW_CHANNELS / PIECE;
+// `qkv`: the input of the convolution, whose history is shifted at the end.
 KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
     delta_rule(Delta d, const float *mixed, const float *gates, float *y, const float *qkv) {
     extern __shared__ __align__(16) float rows_smem[]; // [2, ROWS_AHEAD, ROW_FLOATS]
@@ -442,10 +438,10 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 if (at >= ROW_CHANNELS) continue;
                 float *piece = to + i * ROW_FLOATS + channel_offset(at);
                 if constexpr (PIECE == 4) cp_async_16(smem_address(piece), x + channels.of(at));
-                else cp_async_4(piece, x + channels.of(at));
+                else cp_async_4(smem_address(piece), x + channels.of(at));
             }
             if (lane < 2)
-                cp_async_4(to + i * ROW_FLOATS + ROW_FLOATS - 2 + lane,
+                cp_async_4(smem_address(to + i * ROW_FLOATS + ROW_FLOATS - 2 + lane),
                            gates + 2 * (row * d.nv + blockIdx.x / COLUMN_SPLITS) + lane);
         }
         cp_async_commit();
@@ -518,7 +514,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
                                         : qkv + (u64) (start + r - HISTORY) * d.channels;
         for_each_channel([&](int j, int i) {
             if (r < HISTORY && seq[SEQ_NEW]) raw[r * ROW_CHANNELS + i] = 0.0f;
-            else cp_async_4(raw + r * ROW_CHANNELS + i, from + channel[j]);
+            else cp_async_4(smem_address(raw + r * ROW_CHANNELS + i), from + channel[j]);
         });
     }
     ThreadParts s;

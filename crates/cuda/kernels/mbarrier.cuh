@@ -88,7 +88,7 @@ DEVICE void bulk_copy_multicast(u32 to, const void *from, u32 bytes, u32 barrier
                  : "memory");
 }
 
-// ---- asynchronous copies by lanes (cp.async), 16 bytes each
+// ---- asynchronous copies by lanes (cp.async)
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most GROUPS of the committed groups are under way.
 template <int GROUPS>
@@ -97,6 +97,9 @@ DEVICE void cp_async_wait() {
 }
 DEVICE void cp_async_16(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+DEVICE void cp_async_4(u32 to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 // Predicated: without a branch.
 DEVICE void cp_async_16_if(bool yes, u32 to, const void *from) {

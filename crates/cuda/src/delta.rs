@@ -21,16 +21,20 @@ fn columns(spec: &DeltaSpec) -> usize {
     spec.value_dim / shares(spec.value_dim)
 }
 
-/// Floats of a key, and of a row, in shared memory (kernels/delta.cu: KEY_FLOATS, ROW_FLOATS).
-fn row_floats(spec: &DeltaSpec) -> (usize, usize) {
+/// Floats of a key in shared memory (kernels/delta.cu: KEY_FLOATS).
+fn key_floats(spec: &DeltaSpec) -> usize {
     let parts = parts(spec.value_dim);
-    let key = (spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4) * parts;
-    (key, 2 * key + (columns(spec) + 2).next_multiple_of(4))
+    (spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4) * parts
+}
+
+/// Floats of a row in shared memory (kernels/delta.cu: ROW_FLOATS).
+fn row_floats(spec: &DeltaSpec) -> usize {
+    2 * key_floats(spec) + (columns(spec) + 2).next_multiple_of(4)
 }
 
 /// Bytes of the kernels' RecurrenceMemory in a block of so many threads.
 fn recurrence_memory(spec: &DeltaSpec, threads: usize) -> usize {
-    let update = row_floats(spec).0 + (columns(spec) + 1).next_multiple_of(4);
+    let update = key_floats(spec) + (columns(spec) + 1).next_multiple_of(4);
     let sums = 2 * threads * (1 + output_rows(threads));
     4 * sums.max(MAX_TENTATIVE * update)
 }
@@ -39,7 +43,7 @@ fn recurrence_memory(spec: &DeltaSpec, threads: usize) -> usize {
 fn shared_of_few(spec: &DeltaSpec, rows: usize) -> (usize, usize) {
     let raw = 2 * spec.key_dim + columns(spec);
     (
-        4 * (rows * row_floats(spec).1 + (spec.conv_taps - 1 + rows) * raw),
+        4 * (rows * row_floats(spec) + (spec.conv_taps - 1 + rows) * raw),
         recurrence_memory(spec, threads(spec)),
     )
 }
@@ -151,7 +155,7 @@ fn threads(spec: &DeltaSpec) -> usize {
 }
 
 /// Parts of a column that a thread of `delta_rule` has: two, where its registers have room for them and two warps are
-/// left. Then fewer threads load keys and queries from shared memory, and exchange fewer sums through it.
+/// left. Then half as many threads exchange half as many sums through shared memory.
 pub(crate) fn parts_of_rule(spec: &DeltaSpec) -> usize {
     let has_two = parts(spec.value_dim) == 8 && spec.key_dim <= 128 && threads(spec) >= 128;
     if has_two { 2 } else { 1 }
@@ -326,7 +330,7 @@ impl Step<'_> {
             .ptr(self.at(0));
         let parts = parts_of_rule(spec);
         let grid = Grid {
-            shared: 2 * 4 * ROWS_AHEAD * row_floats(spec).1,
+            shared: 4 * 2 * ROWS_AHEAD * row_floats(spec),
             ..self.grid(parts)
         };
         let grid = device
