@@ -295,14 +295,8 @@ impl Step<'_> {
             shared,
             ..self.grid(1)
         };
-        // Of more blocks some share a multiprocessor anyway, and start earlier beside what is left of the kernel before.
-        let grid = if grid.blocks.0 * grid.blocks.1 <= l.device.driver.sms {
-            l.device
-                .driver
-                .spread(grid, recurrence_memory(&self.spec, grid.threads))
-        } else {
-            grid
-        };
+        let declared = recurrence_memory(&self.spec, grid.threads);
+        let grid = l.device.driver.spread_few(grid, declared);
         l.device.launch(&self.kernel("delta_fused"), grid, args);
     }
 

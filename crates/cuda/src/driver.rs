@@ -297,6 +297,15 @@ impl Driver {
         }
     }
 
+    /// [`Driver::spread`] where blocks do not outnumber multiprocessors. Of more blocks some share a multiprocessor anyway,
+    /// and start earlier beside what is left of the kernel before.
+    pub(crate) fn spread_few(&self, grid: Grid, declared: usize) -> Grid {
+        if grid.blocks.0 * grid.blocks.1 > self.sms {
+            return grid;
+        }
+        self.spread(grid, declared)
+    }
+
     /// Starts a kernel after everything before it.
     pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
         if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
