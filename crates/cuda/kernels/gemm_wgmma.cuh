@@ -249,40 +249,101 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                 const int slice = find(item).slice;
                 if (slice >= 0) first = slice * tiles_per_slice, stop = min(first + tiles_per_slice, k_tiles);
             }
-            // While the products of a tile run, the next tile is dequantized and the one after it is loaded, also from
-            // the next stage where stages have several tiles.
-            constexpr bool OVERLAPS = STAGE_TILES % 2 == 0;
-            u32 a[OVERLAPS ? 2 : 1][4][4];
+            // Any v is -0 + v.
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) totals[n][c] = -0.0f;
+            // Adds a slice, which ends with tile `i` of a stage.
+            auto add_slice = [&](const u8 *stage, int i) {
+                const float4 *scales = (const float4 *) (stage + SCALES_AT + i * SCALE_BYTES) + (lane & 3);
+#pragma unroll
+                for (int q = 0; q < N / 2; q++) {
+                    const float4 s = scales[q * 4];
+                    const float scale[4] = {s.x, s.y, s.z, s.w};
+#pragma unroll
+                    for (int c = 0; c < 8; c++) {
+                        const int n = 2 * q + (c >> 2);
+                        totals[n][c & 3] += accumulators[n][c & 3] * scale[(c >> 2) * 2 + (c & 1)];
+                    }
+                }
+            };
+            auto release = [&](u32 is_read) {
+                mbarrier_arrive_warp(is_read, lane);
+                if (PAIRED && (WARP_ARRIVALS == 32 || lane == 0)) mbarrier_arrive_at(is_read, rank ^ 1);
+            };
             Tile packed;
             auto load = [&](const u8 *stage, int i) {
                 const u8 *weights =
                     stage + WEIGHTS_AT + warp / INTERLEAVE * (STAGE_TILES * K_STRIDE) + warp % INTERLEAVE * TILE_BYTES;
                 packed = Tile::load<true>(weights + i * K_STRIDE, lane);
             };
+            auto begin_stage = [&] {
+                mbarrier_wait(full_at + 8 * state.stage, state.phase);
+                if (!(ROWS > 128 && Tile::IS_PLAIN)) load(stages + state.stage * STAGE_BYTES, 0);
+            };
+            begin_stage();
+#if ROWS > 128
+            // Registers hold the fragments of one tile: half of them are dequantized, or loaded, while the products of
+            // the other half run. A stage is released once products of the next tile have begun.
+            static_assert(STAGE_TILES == 1, "stages have one tile");
+            u32 a[2][2][4];
+#pragma unroll 1
+            for (int k = first; k < stop;) {
+                const int end = min(k + tiles_per_slice, stop);
+                const u8 *stage = nullptr;
+                u32 is_read = 0;
+                auto multiply = [&](int half, bool adds) {
+                    if (Tile::IS_PLAIN) load(stages + state.stage * STAGE_BYTES, 0);
+#pragma unroll
+                    for (int j = 0; j < 2; j++) packed.dequantize(half * 2 + j, a[half][j]);
+                    keep_in_registers(a[half]);
+                    const ActivationDescriptor values(stages_at + state.stage * STAGE_BYTES);
+                    wgmma_fence();
+#pragma unroll
+                    for (int j = 0; j < 2; j++)
+                        wgmma(accumulators, a[half][j], values + (half * 2 + j) * 32 / 16, j > 0 || adds);
+                    wgmma_commit();
+                };
+                auto multiply_tile = [&](bool adds) {
+                    multiply(0, adds);
+                    wgmma_wait<1>();
+                    if (adds) {
+                        keep_in_registers(a[1]);
+                        release(is_read);
+                    }
+                    multiply(1, true);
+                    stage = stages + state.stage * STAGE_BYTES;
+                    is_read = empty_at + 8 * state.stage;
+                    state.advance();
+                    if (k + 1 < stop) begin_stage();
+                    wgmma_wait<1>();
+                    keep_in_registers(a[0]);
+                };
+                multiply_tile(false);
+#pragma unroll 1
+                for (k++; k < end; k++) multiply_tile(true);
+                wgmma_wait(accumulators);
+                keep_in_registers(a[1]);
+                add_slice(stage, 0);
+                release(is_read);
+            }
+#else
+            // While the products of a tile run, the next tile is dequantized and the one after it is loaded, also from
+            // the next stage where stages have several tiles.
+            constexpr bool OVERLAPS = STAGE_TILES % 2 == 0;
+            u32 a[OVERLAPS ? 2 : 1][4][4];
             auto dequantize = [&](int i) {
                 u32(&to)[4][4] = a[OVERLAPS ? i & 1 : 0];
 #pragma unroll
                 for (int j = 0; j < 4; j++) packed.dequantize(j, to[j]);
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-#pragma unroll
-                    for (int q = 0; q < 4; q++) asm volatile("" : "+r"(to[j][q]));
+                keep_in_registers(to);
             };
-            auto begin_stage = [&] {
-                mbarrier_wait(full_at + 8 * state.stage, state.phase);
-                load(stages + state.stage * STAGE_BYTES, 0);
-            };
-            begin_stage();
             dequantize(0);
             if (OVERLAPS && first + 1 < stop) load(stages + state.stage * STAGE_BYTES, 1);
             // Tiles that are left of the slice; whether it has sums already.
             int left = min(tiles_per_slice, stop - first);
             bool adds = false;
-            // Any v is -0 + v.
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) totals[n][c] = -0.0f;
 #pragma unroll 1
             for (int k = first; k < stop; k += STAGE_TILES) {
                 const u8 *stage = stages + state.stage * STAGE_BYTES;
@@ -293,7 +354,7 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
 #pragma unroll
                 for (int i = 0; i < STAGE_TILES; i++) {
                     if (i >= count) break;
-                    const u32(&own)[4][4] = a[OVERLAPS ? i & 1 : 0];
+                    u32(&own)[4][4] = a[OVERLAPS ? i & 1 : 0];
                     wgmma_fence();
 #pragma unroll
                     for (int j = 0; j < 4; j++)
@@ -306,30 +367,20 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                         else load(stages + state.stage * STAGE_BYTES, 1);
                     }
                     wgmma_wait(accumulators);
+                    keep_in_registers(own);
                     adds = true;
                     if (--left > 0) continue;
-                    // The end of a slice.
                     left = min(tiles_per_slice, stop - (k + i + 1));
                     adds = false;
-                    const float4 *scales = (const float4 *) (stage + SCALES_AT + i * SCALE_BYTES) + (lane & 3);
-#pragma unroll
-                    for (int q = 0; q < N / 2; q++) {
-                        const float4 s = scales[q * 4];
-                        const float scale[4] = {s.x, s.y, s.z, s.w};
-#pragma unroll
-                        for (int c = 0; c < 8; c++) {
-                            const int n = 2 * q + (c >> 2);
-                            totals[n][c & 3] += accumulators[n][c & 3] * scale[(c >> 2) * 2 + (c & 1)];
-                        }
-                    }
+                    add_slice(stage, i);
                 }
-                mbarrier_arrive_warp(is_read, lane);
-                if (PAIRED && (WARP_ARRIVALS == 32 || lane == 0)) mbarrier_arrive_at(is_read, rank ^ 1);
+                release(is_read);
                 if (!OVERLAPS && k + STAGE_TILES < stop) {
                     begin_stage();
                     dequantize(0);
                 }
             }
+#endif
             // Epilogue.
             const WorkItem v = find(SPLIT ? item : state.item(k_tiles) - (int) gridDim.x);
             if (SPLIT && v.slice >= 0 && !add_slices(split, v, totals)) continue;

@@ -6,6 +6,7 @@
 #define C16 C4(0), C4(1), C4(2), C4(3)
 #define C32 C4(0), C4(1), C4(2), C4(3), C4(4), C4(5), C4(6), C4(7)
 #define C64 C32, C4(8), C4(9), C4(10), C4(11), C4(12), C4(13), C4(14), C4(15)
+#define C96 C64, C4(16), C4(17), C4(18), C4(19), C4(20), C4(21), C4(22), C4(23)
 #define R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define R32                                                                                                            \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                           \
@@ -13,7 +14,15 @@
 #define R64                                                                                                            \
     R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                            \
         "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define R96                                                                                                            \
+    R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                            \
+        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 // clang-format off
+DEVICE void wgmma(float (&c)[24][4], const u32 (&a)[4], u64 b, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.u32 add, %101, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {" R96 "}, {%96,%97,%98,%99}, %100, add, 1, 1, 0;}"
+        : C96 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
+}
 DEVICE void wgmma(float (&c)[16][4], const u32 (&a)[4], u64 b, bool add) {
     asm volatile("{.reg .pred add; setp.ne.u32 add, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" R64 "}, {%64,%65,%66,%67}, %68, add, 1, 1, 0;}"
@@ -52,4 +61,13 @@ DEVICE void wgmma_wait(float (&c)[E][4]) {
     for (int n = 0; n < E; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
+}
+// Has the fragments of A in their registers here. The compiler takes registers of A for read when a product is issued:
+// it must find them in use after the wait for that product, or it may load something else into them before.
+template <int STEPS>
+DEVICE void keep_in_registers(u32 (&a)[STEPS][4]) {
+#pragma unroll
+    for (int j = 0; j < STEPS; j++)
+#pragma unroll
+        for (int q = 0; q < 4; q++) asm volatile("" : "+r"(a[j][q]));
 }

@@ -57,6 +57,10 @@ const FEW_ROWS: usize = 32;
 /// Rows of activations, at most, whose products may be split into the slices of K among multiprocessors.
 const SPLIT_ROWS: usize = 64;
 
+/// Rows of activations of the largest blocks: their warps keep half of a tile's fragments in registers, and read activations
+/// from shared memory less often for each product.
+const MOST_ROWS: usize = 192;
+
 /// How blocks of warpgroups use shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Warpgroups {
@@ -85,7 +89,7 @@ impl Warpgroups {
     fn stage_tiles(self) -> usize {
         match (self.rows, self.packing.tile_bytes()) {
             (FEW_ROWS, ..=640) => 4,
-            (FEW_ROWS, 1153..) => 1,
+            (FEW_ROWS, 1153..) | (MOST_ROWS, _) => 1,
             _ => 2,
         }
     }
@@ -202,8 +206,9 @@ pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, 
     let (even, most) = (blocks.next_multiple_of(2), device.driver.sms);
     // How long blocks of so many rows take: one after the other, and fewer rows more for each.
     let items = |rows: usize| even * n.div_ceil(rows);
-    let time = |rows: usize| items(rows).div_ceil(most) * (rows + 64);
-    let rows = if time(64) < time(128) { 64 } else { 128 };
+    let time = |&rows: &usize| items(rows).div_ceil(most) * (rows + 64);
+    let rows = [MOST_ROWS, 128, 64].into_iter().min_by_key(time);
+    let rows = rows.expect("some");
     let own = Warpgroups::new(packing, rows);
     let inputs = own.swizzle(device, x, n, tiles);
     let grid = Grid {

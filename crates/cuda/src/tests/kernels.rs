@@ -177,7 +177,7 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
         kinds.truncate(if packing == Packing::Plain { 1 } else { 2 });
         all.extend(kinds.into_iter().map(|simple| simple.kernel("")));
         if first {
-            all.extend([32, 64, 128].map(|rows| Warpgroups::new(packing, rows).kernel("")));
+            all.extend([32, 64, 128, 192].map(|rows| Warpgroups::new(packing, rows).kernel("")));
         }
     }
     all

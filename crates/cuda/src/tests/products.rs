@@ -137,7 +137,7 @@ fn streamed_products_have_the_bits_of_simple_ones(formats: &[&str]) {
             let stored =
                 rows.map(|rows| quant::encode(format, &noise(1, rows * cols), cols, Scalar::Bf16));
             let mut widest: [Vec<f32>; 3] = Default::default();
-            for n in [1, 3, 8, 9, 16, 20, 32, 33, 64, 200] {
+            for n in [1, 3, 8, 9, 16, 20, 32, 33, 64, 200, 570] {
                 let x = noise(2, n * cols);
                 let y = |cuda: &Cuda| {
                     let b: &dyn Backend = cuda;
