@@ -85,7 +85,7 @@ struct ExpertGroup {
                 0};
     }
 };
-#if ROWS >= 64
+#if ROWS == 64 || ROWS == 128
 // ---- experts (grouped GEMM): a block of up to ROWS pairs of one expert at a time. moe.cuh says what the lists are.
 
 // Pairs of an ExpertBlock. A pair reads activation row `by_pair ? pair : pair / top_k`.

@@ -244,6 +244,14 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         float accumulators[N][4], totals[N][4];
         for (int item = blockIdx.x; (SPLIT ? item : state.item(k_tiles)) < items; item += gridDim.x) {
+            // Of experts: every 32nd of the pairs, behind three loads, one after the other.
+            WorkItem expert;
+            u32 pairs[(ROWS + 31) / 32];
+            if (SCATTER) {
+                expert = find(state.item(k_tiles));
+#pragma unroll
+                for (int i = 0; i < ROWS / 32; i++) pairs[i] = expert.pairs[min(lane + 32 * i, expert.count - 1)];
+            }
             int first = 0, stop = k_tiles;
             if (SPLIT) {
                 const int slice = find(item).slice;
@@ -382,29 +390,28 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
             }
 #endif
             // Epilogue.
-            const WorkItem v = find(SPLIT ? item : state.item(k_tiles) - (int) gridDim.x);
+            const WorkItem v = SCATTER ? expert : find(SPLIT ? item : state.item(k_tiles) - (int) gridDim.x);
             if (SPLIT && v.slice >= 0 && !add_slices(split, v, totals)) continue;
-            const int column = 2 * (lane & 3), count = v.count - column, tile = v.tile + warp;
+            const int column = 2 * (lane & 3), count = v.count - column;
+            const int tile = v.tile + warp, row = tile * 16 + (lane >> 2);
             const float scale = tile * 16 < v.rows ? row_tile_scales(v.w, v.rows, k_tiles)[tile] : 0.0f;
+            const bool has_row[2] = {row < v.rows, row + 8 < v.rows};
+            float *y = v.y + row;
+            if (!SCATTER) y += (u64) column * v.rows;
+            // Results of prompts do not fit L2, where weights and activations are to stay.
+            auto store = [&](auto exists) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int row = tile * 16 + (lane >> 2) + i * 8;
-                if (row >= v.rows) continue;
-                float *y = v.y + row;
-                if (!SCATTER) y += (u64) column * v.rows;
-                // Results of prompts do not fit L2, where weights and activations are to stay.
-                auto store = [&](auto exists) {
+                for (int n = 0; n < 2 * N; n++) {
+                    const int next = n / 2 * 8 + n % 2;
+                    const u32 at = SCATTER ? __shfl_sync(~0u, pairs[next / 32], column + next % 32) : next;
+                    float *to = (float *) ((u8 *) y + (u64) at * (4u * v.rows));
 #pragma unroll
-                    for (int n = 0; n < 2 * N; n++) {
-                        const int next = n / 2 * 8 + n % 2;
-                        if (exists(next))
-                            __stcs(y + (u64) (SCATTER ? v.pairs[column + next] : next) * v.rows,
-                                   totals[n / 2][i * 2 + n % 2] * scale);
-                    }
-                };
-                if (!SCATTER && v.count >= ROWS) store([](int) { return true; });
-                else store([&](int next) { return next < count; });
-            }
+                    for (int i = 0; i < 2; i++)
+                        if (has_row[i] && exists(next)) __stcs(to + i * 8, totals[n / 2][i * 2 + n % 2] * scale);
+                }
+            };
+            if (!SCATTER && v.count >= ROWS) store([](int) { return true; });
+            else store([&](int next) { return next < count; });
         }
     }
     // Nobody ends while the other block may still copy to it or arrive at its barriers.

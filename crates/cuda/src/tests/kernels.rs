@@ -191,7 +191,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("gemm", 255, 3200),
     ("moe_gemv_8", 128, 1450),
     ("moe_gemv_16", 128, 1450),
-    ("moe_gemm_wgmma", 168, 2200),
+    ("moe_gemm_wgmma", 168, 2000),
     ("moe_gemv_glu", 176, 4600),
     ("moe_gemv_pipelined", 128, 6800),
     ("moe_gemv_routed", 128, 5500),
