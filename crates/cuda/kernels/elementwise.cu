@@ -45,36 +45,45 @@ KERNEL __launch_bounds__(256) glu(GluArgs a) {
     pdl_sync();
     glu_chunk(a, blockIdx.y, blockIdx.x);
 }
-// Gated linear unit of many rows, with the bits of `glu`: block (row, GLU_CHUNKS chunks). A thread loads its pairs of
-// all chunks before it computes any, so that more loads are on their way.
-KERNEL __launch_bounds__(256) glu_rows(GluArgs a) {
+// Gated linear unit of many rows, with the bits of `glu`: a warp takes GLU_TILES tiles, one after the other in the
+// order of rows and columns, and loads its pairs of all of them before it computes any, so that more loads are on their
+// way.
+KERNEL __launch_bounds__(256, 4) glu_rows(GluArgs a, u32 rows) {
     pdl_sync();
-    const u64 row = blockIdx.x;
-    const int first = blockIdx.y * GLU_CHUNKS;
+    const u32 tiles = (a.cols + 63) / 64, warp = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    const u32 first = warp * GLU_TILES, count = min(rows * tiles - min(first, rows * tiles), GLU_TILES);
+    // Calls f(i, row, tile) for the warp's tiles.
+    auto for_each_tile = [&](auto f) {
+        u32 row = first / tiles, tile = first % tiles;
+#pragma unroll
+        for (int i = 0; i < GLU_TILES; i++) {
+            if (i < count) f(i, (u64) row, (int) tile);
+            if (++tile == tiles) tile = 0, row++;
+        }
+    };
     if (!are_glu_pairs(a)) {
 #pragma unroll 1
-        for (int i = 0; i < GLU_CHUNKS; i++) glu_chunk(a, first + i, row);
+        for (u32 i = 0; i < count; i++) glu_tile(a, (first + i) / tiles, (first + i) % tiles);
         return;
     }
-    const float *gate = a.gate + row * a.gate_stride, *x = a.x + row * a.x_stride;
-    float2 gates[GLU_CHUNKS], own[GLU_CHUNKS];
-#pragma unroll
-    for (int i = 0; i < GLU_CHUNKS; i++) {
+    float2 gates[GLU_TILES], own[GLU_TILES];
+    for_each_tile([&](int i, u64 row, int tile) {
         gates[i] = own[i] = make_float2(0.0f, 0.0f);
-        const int c = 2 * ((first + i) * blockDim.x + threadIdx.x);
-        if (c < a.cols) gates[i] = *(const float2 *) (gate + c), own[i] = *(const float2 *) (x + c);
-    }
-#pragma unroll
-    for (int i = 0; i < GLU_CHUNKS; i++)
-        for_pair_of_chunk(first + i, a.cols, [&](int c) {
-            const float2 v = make_float2(activate(a.activation, gates[i].x) * own[i].x,
-                                         activate(a.activation, gates[i].y) * own[i].y);
-            if (c < a.cols) {
-                if (a.y) *(float2 *) (a.y + row * a.cols + c) = v;
-                if (a.copy) *(float2 *) (a.copy + row * a.cols + c) = own[i];
-            }
-            store_activation_tile(a.f16, row, c / 64, v.x, v.y);
-        });
+        const int c = tile * 64 + 2 * (threadIdx.x & 31);
+        if (c >= a.cols) return;
+        gates[i] = *(const float2 *) (a.gate + row * a.gate_stride + c);
+        own[i] = *(const float2 *) (a.x + row * a.x_stride + c);
+    });
+    for_each_tile([&](int i, u64 row, int tile) {
+        const int c = tile * 64 + 2 * (threadIdx.x & 31);
+        const float2 v =
+            make_float2(activate(a.activation, gates[i].x) * own[i].x, activate(a.activation, gates[i].y) * own[i].y);
+        if (c < a.cols) {
+            if (a.y) *(float2 *) (a.y + row * a.cols + c) = v;
+            if (a.copy) *(float2 *) (a.copy + row * a.cols + c) = own[i];
+        }
+        store_activation_tile(a.f16, row, tile, v.x, v.y);
+    });
 }
 // y = activation(gate[row]) * x
 KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u64 n) {

@@ -2,7 +2,7 @@
 
 KERNEL __launch_bounds__(2 * ROWS) swizzle_activations(Activations x, u8 *to, int n_rows, int tiles_per_slice) {
     pdl_sync();
-    swizzle_rows(x, to, tiles_per_slice, [&](int i) {
+    swizzle_rows<false>(x, to, tiles_per_slice, [&](int i) {
         const int row = blockIdx.y * ROWS + i;
         return row < n_rows ? row : -1;
     });
@@ -95,7 +95,7 @@ KERNEL __launch_bounds__(2 * ROWS)
     pdl_sync();
     if (blockIdx.y >= blocks->count) return;
     const ExpertBlock own = blocks[1 + blockIdx.y];
-    swizzle_rows(x, to, tiles_per_slice, [&](u32 i) {
+    swizzle_rows<true>(x, to, tiles_per_slice, [&](u32 i) {
         if (i >= own.count) return -1;
         const u32 pair = pairs[own.first + i];
         return (int) (by_pair ? pair : pair / top_k);

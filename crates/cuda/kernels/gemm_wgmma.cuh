@@ -54,8 +54,9 @@ DEVICE uint4 transpose_quad(uint4 v) {
 }
 // Stores activation rows as `swizzled_values` and `swizzled_scales` say. Block (tile, ROWS rows), eight threads a row,
 // each for ROWS_OF_THREAD rows; `row_at(i)` is the block's row number i, negative where there is none.
+// STREAMS: what is stored does not fit L2, where the rows are to stay, which other blocks read again.
 constexpr int ROWS_OF_THREAD = 4;
-template <class F>
+template <bool STREAMS, class F>
 DEVICE void swizzle_rows(const Activations &x, u8 *to, int tiles_per_slice, F row_at) {
     const int k_tiles = gridDim.x, k = blockIdx.x, piece = threadIdx.x & 7;
     const int first = k / tiles_per_slice * tiles_per_slice, end = min(first + tiles_per_slice, k_tiles);
@@ -81,7 +82,10 @@ DEVICE void swizzle_rows(const Activations &x, u8 *to, int tiles_per_slice, F ro
         const u32 rescale = rescale_f16x2(own[i], inverse_pow2(most[i]));
         v[i] =
             make_uint4(hmul2(v[i].x, rescale), hmul2(v[i].y, rescale), hmul2(v[i].z, rescale), hmul2(v[i].w, rescale));
-        ((uint4 *) (swizzled_values(to, blockIdx.y, k, k_tiles) + at * 128))[piece ^ at & 7] = transpose_quad(v[i]);
+        uint4 *own_piece = (uint4 *) (swizzled_values(to, blockIdx.y, k, k_tiles) + at * 128) + (piece ^ at & 7);
+        const uint4 words = transpose_quad(v[i]);
+        if (STREAMS) __stcs(own_piece, words);
+        else *own_piece = words;
         if (piece == 0)
             ((float *) swizzled_scales(to, blockIdx.y, k,
                                        k_tiles))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] =

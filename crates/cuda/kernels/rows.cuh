@@ -243,29 +243,32 @@ DEVICE bool are_glu_pairs(const GluArgs &a) {
     return ((a.cols | a.gate_stride | a.x_stride) & 1) == 0 &&
            (((u64) a.gate | (u64) a.x | (u64) a.y | (u64) a.copy) & 7) == 0;
 }
-DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
-    for_pair_of_chunk(chunk, a.cols, [&](int c) {
-        const float *gate = a.gate + row * a.gate_stride + c, *x = a.x + row * a.x_stride + c;
-        float *y = a.y ? a.y + row * a.cols + c : nullptr, *copy = a.copy ? a.copy + row * a.cols + c : nullptr;
-        float2 v = make_float2(0.0f, 0.0f);
-        if (c + 1 < a.cols && (((u64) gate | (u64) x | (u64) y | (u64) copy) & 7) == 0) {
-            const float2 g = *(const float2 *) gate, own = *(const float2 *) x;
-            v = make_float2(activate(a.activation, g.x) * own.x, activate(a.activation, g.y) * own.y);
-            if (y) *(float2 *) y = v;
-            if (copy) *(float2 *) copy = own;
-        } else {
-            float *const to[2] = {&v.x, &v.y};
+// The lane's pair of columns of a tile, by a whole warp.
+DEVICE void glu_tile(const GluArgs &a, u64 row, int tile) {
+    const int c = tile * 64 + 2 * (threadIdx.x & 31);
+    const float *gate = a.gate + row * a.gate_stride + c, *x = a.x + row * a.x_stride + c;
+    float *y = a.y ? a.y + row * a.cols + c : nullptr, *copy = a.copy ? a.copy + row * a.cols + c : nullptr;
+    float2 v = make_float2(0.0f, 0.0f);
+    if (c + 1 < a.cols && (((u64) gate | (u64) x | (u64) y | (u64) copy) & 7) == 0) {
+        const float2 g = *(const float2 *) gate, own = *(const float2 *) x;
+        v = make_float2(activate(a.activation, g.x) * own.x, activate(a.activation, g.y) * own.y);
+        if (y) *(float2 *) y = v;
+        if (copy) *(float2 *) copy = own;
+    } else {
+        float *const to[2] = {&v.x, &v.y};
 #pragma unroll
-            for (int j = 0; j < 2; j++)
-                if (c + j < a.cols) {
-                    const float own = x[j];
-                    *to[j] = activate(a.activation, gate[j]) * own;
-                    if (y) y[j] = *to[j];
-                    if (copy) copy[j] = own;
-                }
-        }
-        store_activation_tile(a.f16, row, c / 64, v.x, v.y);
-    });
+        for (int j = 0; j < 2; j++)
+            if (c + j < a.cols) {
+                const float own = x[j];
+                *to[j] = activate(a.activation, gate[j]) * own;
+                if (y) y[j] = *to[j];
+                if (copy) copy[j] = own;
+            }
+    }
+    store_activation_tile(a.f16, row, tile, v.x, v.y);
+}
+DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
+    for_pair_of_chunk(chunk, a.cols, [&](int c) { glu_tile(a, row, c / 64); });
 }
 
 // Stores the RMS norm of a run `v` of 64 TILES columns to `n`, and the gated norm, activation(gate) norm, to `y` and as

@@ -29,8 +29,8 @@ pub(crate) const MOE_GLU_STAGES: usize = 4;
 /// Bytes of a tile of a row in `moe_gemv_glu_pipelined`.
 pub(crate) const MOE_GLU_RECORD_BYTES: usize = 192;
 
-/// Chunks of a row, of two columns for each thread, that a block of `glu_rows` takes.
-pub(crate) const GLU_CHUNKS: usize = 4;
+/// Tiles of columns that a warp of `glu_rows` takes.
+pub(crate) const GLU_TILES: usize = 4;
 
 /// Rows of activations of a cluster of `gated_projection`.
 pub(crate) const GATED_ROWS: usize = 8;
@@ -90,7 +90,7 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
         ("MOE_GLU_RECORD_BYTES", MOE_GLU_RECORD_BYTES),
     ];
     match file {
-        "elementwise" => vec![("GLU_CHUNKS", GLU_CHUNKS)],
+        "elementwise" => vec![("GLU_TILES", GLU_TILES)],
         "gemv_pipelined" => gemv.into(),
         "moe_gemv" => [gemv, moe_gemv].concat(),
         "moe_gemv_glu" => gemv.into_iter().chain(moe_glu).collect(),

@@ -5,7 +5,7 @@ use crate::Kernel;
 use crate::args::{
     Address, Args, DenseBranch, ExpertOutputs, GatedSharedExpert, GluArgs, NormEpilogue,
 };
-use crate::constants::GLU_CHUNKS;
+use crate::constants::GLU_TILES;
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::memory::Cell;
@@ -375,13 +375,15 @@ pub(crate) fn glu_chunks(cols: usize, threads: usize) -> usize {
 
 /// Launches a gate of `rows` by itself.
 pub(crate) fn launch_glu(device: &Device, glu: &GluArgs, rows: usize) {
-    let chunks = glu_chunks(glu.cols as usize, PART);
-    let (name, blocks) = match rows {
-        MANY_ROWS.. => ("glu_rows", chunks.div_ceil(GLU_CHUNKS)),
-        _ => ("glu", chunks),
-    };
-    let grid = Grid::rect(rows, blocks, PART);
-    device.launch(&kernel(name), grid, Args::default().of(glu));
+    let cols = glu.cols as usize;
+    let args = Args::default().of(glu);
+    if rows < MANY_ROWS {
+        let grid = Grid::rect(rows, glu_chunks(cols, PART), PART);
+        return device.launch(&kernel("glu"), grid, args);
+    }
+    let of_block = PART / 32 * GLU_TILES;
+    let blocks = (rows * cols.div_ceil(TILE)).div_ceil(of_block);
+    device.launch(&kernel("glu_rows"), Grid::new(blocks, PART), args.int(rows));
 }
 
 fn glu(l: &Launch<'_>, op: &Op) {
