@@ -9,13 +9,14 @@
 //                                     full/empty mbarriers a stage               end of a slice: totals +-> y
 //
 // A persistent block takes BLOCK_TILES row tiles by ROWS activation rows at a time. Two consumer warpgroups multiply,
-// four row tiles each: a warp dequantizes one tile into the A fragments that the tensor cores take from registers,
-// while the products of the tile before run. Four producer warps, a third warpgroup, keep the stages full. B comes from
-// shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_rows` permutes columns
-// beforehand, and brings them to their slice's scale.
+// four row tiles each: a warp dequantizes one tile, or half of one, into the A fragments that the tensor cores take
+// from registers, while the products of what came before run. Four producer warps, a third warpgroup, keep the stages
+// full. B comes from shared memory, 16 columns an instruction in the order in which lanes hold weights, so
+// `swizzle_rows` permutes columns beforehand, and brings them to their slice's scale.
 //
-// What bounds prompts in 4 bits is not the tensor cores but the instructions of a consumer warp between two products:
-// on an H200 a stage of two tiles of 128 rows takes 1,200 cycles, its products alone 1,024.
+// With 128 rows, what bounds prompts in 4 bits is not the tensor cores but the instructions of a consumer warp between
+// two products: on an H200 a stage of two tiles takes 1,200 cycles, its products alone 1,024. With 192 rows, for which
+// registers hold half of a tile's fragments at a time, a tile that is dequantized has half as many products again.
 //
 // Weights are asked for before the kernel waits for its input (PDL). Consumers write only after activations have come,
 // and so after the kernels before have ended.
@@ -248,7 +249,8 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         float accumulators[N][4], totals[N][4];
         for (int item = blockIdx.x; (SPLIT ? item : state.item(k_tiles)) < items; item += gridDim.x) {
-            // Of experts: every 32nd of the pairs, behind three loads, one after the other.
+            // Of experts: the lane's 32nd part of the pairs, loaded before the products, for it takes three loads, one
+            // after the other.
             WorkItem expert;
             u32 pairs[(ROWS + 31) / 32];
             if (SCATTER) {
@@ -284,6 +286,7 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                 mbarrier_arrive_warp(is_read, lane);
                 if (PAIRED && (WARP_ARRIVALS == 32 || lane == 0)) mbarrier_arrive_at(is_read, rank ^ 1);
             };
+            constexpr bool LOADS_HALVES = ROWS > 128 && Tile::IS_PLAIN;
             Tile packed;
             auto load = [&](const u8 *stage, int i) {
                 const u8 *weights =
@@ -292,7 +295,8 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
             };
             auto begin_stage = [&] {
                 mbarrier_wait(full_at + 8 * state.stage, state.phase);
-                if (!(ROWS > 128 && Tile::IS_PLAIN)) load(stages + state.stage * STAGE_BYTES, 0);
+                // Plain tiles have no room beside the fragments of two halves.
+                if (!LOADS_HALVES) load(stages + state.stage * STAGE_BYTES, 0);
             };
             begin_stage();
 #if ROWS > 128
@@ -306,7 +310,7 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
                 const u8 *stage = nullptr;
                 u32 is_read = 0;
                 auto multiply = [&](int half, bool adds) {
-                    if (Tile::IS_PLAIN) load(stages + state.stage * STAGE_BYTES, 0);
+                    if (LOADS_HALVES) load(stages + state.stage * STAGE_BYTES, 0);
 #pragma unroll
                     for (int j = 0; j < 2; j++) packed.dequantize(half * 2 + j, a[half][j]);
                     keep_in_registers(a[half]);

@@ -62,8 +62,9 @@ DEVICE void wgmma_wait(float (&c)[E][4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
 }
-// Has the fragments of A in their registers here. The compiler takes registers of A for read when a product is issued:
-// it must find them in use after the wait for that product, or it may load something else into them before.
+// Keeps fragments of A in their registers until here. To the compiler a product has read its fragments when it is
+// issued, but the tensor cores read them later: without this, called after the wait for the product, it may load the
+// next fragments into the same registers before.
 template <int STEPS>
 DEVICE void keep_in_registers(u32 (&a)[STEPS][4]) {
 #pragma unroll
