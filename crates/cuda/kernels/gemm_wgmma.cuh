@@ -15,8 +15,9 @@
 // `swizzle_rows` permutes columns beforehand, and brings them to their slice's scale.
 //
 // With 128 rows, what bounds prompts in 4 bits is not the tensor cores but the instructions of a consumer warp between
-// two products: on an H200 a stage of two tiles takes 1,200 cycles, its products alone 1,024. With 192 rows, for which
-// registers hold half of a tile's fragments at a time, a tile that is dequantized has half as many products again.
+// two products: on an H200 a stage of two tiles takes 1,200 cycles, its products alone 1,024. With 192 rows a tile that
+// is dequantized has half as many products again. Registers then hold the fragments of one tile, half of which are
+// dequantized while the products of the other half run.
 //
 // Weights are asked for before the kernel waits for its input (PDL). Consumers write only after activations have come,
 // and so after the kernels before have ended.
@@ -249,8 +250,8 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         float accumulators[N][4], totals[N][4];
         for (int item = blockIdx.x; (SPLIT ? item : state.item(k_tiles)) < items; item += gridDim.x) {
-            // Of experts: the lane's 32nd part of the pairs, loaded before the products, for it takes three loads, one
-            // after the other.
+            // Of experts: each lane loads its 32nd part of the pairs before the products, for they lie behind two
+            // loads, one after the other.
             WorkItem expert;
             u32 pairs[(ROWS + 31) / 32];
             if (SCATTER) {
@@ -301,7 +302,8 @@ DEVICE void gemm_mainloop(Find find, const u8 *x, int k_tiles, int tiles_per_sli
             begin_stage();
 #if ROWS > 128
             // Registers hold the fragments of one tile: half of them are dequantized, or loaded, while the products of
-            // the other half run. A stage is released once products of the next tile have begun.
+            // the other half run. A stage is released once products of the next tile have begun, a slice's last one
+            // once the slice has been added.
             static_assert(STAGE_TILES == 1, "stages have one tile");
             u32 a[2][2][4];
 #pragma unroll 1

@@ -57,8 +57,8 @@ const FEW_ROWS: usize = 32;
 /// Rows of activations, at most, whose products may be split into the slices of K among multiprocessors.
 const SPLIT_ROWS: usize = 64;
 
-/// Rows of activations of the largest blocks: their warps keep half of a tile's fragments in registers, and read activations
-/// from shared memory less often for each product.
+/// Rows of activations of the largest blocks, in which a tile of weights that was dequantized serves the most products.
+/// Registers hold the fragments of one tile then: half of them are made while the products of the other half run.
 const MOST_ROWS: usize = 192;
 
 /// How blocks of warpgroups use shared memory.
@@ -85,7 +85,8 @@ impl Warpgroups {
     }
 
     /// Tiles of a row tile in a stage: with more of them, copies are fewer and larger, and dequantizing a tile runs beside
-    /// the products of the one before.
+    /// the products of the one before. Blocks of [`MOST_ROWS`] overlap halves of a tile instead, and have room for few
+    /// stages.
     fn stage_tiles(self) -> usize {
         match (self.rows, self.packing.tile_bytes()) {
             (FEW_ROWS, ..=640) => 4,
