@@ -3,6 +3,7 @@
 use crate::args::{Activations, Address, Args, MatrixGroup};
 use crate::constants::{GEMV_PIPELINE_BYTES, GEMV_REDUCTION_BYTES};
 use crate::driver::Driver;
+use crate::dry::declared_shared;
 use crate::launch::{Device, Launch};
 use crate::machine::Grid;
 use crate::memory::{Block, Cell};
@@ -27,9 +28,6 @@ pub(crate) const GEMV_ROWS: usize = 2 * MMA_ROWS;
 
 /// Bytes of shared memory that a warp of `gemv_pipelined` takes.
 const PIPELINED_SHARED: usize = GEMV_PIPELINE_BYTES + GEMV_REDUCTION_BYTES;
-
-/// Bytes of shared memory that `gemv_pipelined` declares itself, for barriers.
-const PIPELINED_DECLARED: usize = 64;
 
 /// Tiles of a slice that `gemv_pipelined` has room for, at most.
 pub(crate) const MAX_SLICE_TILES: usize = 32;
@@ -423,7 +421,7 @@ fn gemv(
         shared: tiles.slices * PIPELINED_SHARED,
         ..grid
     };
-    let grid = device.driver.spread_few(grid, PIPELINED_DECLARED);
+    let grid = device.driver.spread_few(grid, declared_shared(name));
     let mut kernel = tiles.kernel("gemv_pipelined", name);
     let run = blocks.div_ceil(grid.blocks.0);
     let most = most_stage_row_tiles(tiles.packing, n).min(tuning.row_tiles_at_once);

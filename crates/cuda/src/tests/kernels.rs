@@ -288,7 +288,10 @@ fn over_budget(arch: u32, kernel: &Kernel) -> Vec<String> {
             "attention_pipelined_2" if two_blocks => 32,
             _ => 0,
         };
-        if !few || !takes_all || usage.stack > stack || usage.shared > declared_shared(&name) {
+        let declared = declared_shared(&name);
+        // Blocks of these are spread by what is declared, no more and no less.
+        let is_exact = !name.starts_with("gemv_pipelined") || usage.shared == declared;
+        if !few || !takes_all || !is_exact || usage.stack > stack || usage.shared > declared {
             over.push(format!("{kernel}{name} for sm_{arch}: {usage:?}"));
         }
     }
