@@ -39,13 +39,16 @@ fn recurrence_memory(spec: &DeltaSpec, threads: usize) -> usize {
     4 * sums.max(MAX_TENTATIVE * update)
 }
 
-/// Bytes of shared memory that `delta_fused` asks for, and those that it declares.
-fn shared_of_few(spec: &DeltaSpec, rows: usize) -> (usize, usize) {
+/// Bytes of shared memory that `delta_fused` declares: two flags beside its RecurrenceMemory. A test holds this to what
+/// is compiled, for blocks are spread by it.
+pub(crate) fn declared_by_few(spec: &DeltaSpec) -> usize {
+    recurrence_memory(spec, threads(spec)) + 2 * 16
+}
+
+/// Bytes of shared memory that `delta_fused` asks for.
+fn shared_of_few(spec: &DeltaSpec, rows: usize) -> usize {
     let raw = 2 * spec.key_dim + columns(spec);
-    (
-        4 * (rows * row_floats(spec) + (spec.conv_taps - 1 + rows) * raw),
-        recurrence_memory(spec, threads(spec)),
-    )
+    4 * (rows * row_floats(spec) + (spec.conv_taps - 1 + rows) * raw)
 }
 
 /// One layer's states.
@@ -187,9 +190,9 @@ fn output_rows(threads: usize) -> usize {
 /// Bytes of shared memory that `delta_fused` asks for, for the rows of a step, if they are few
 /// enough for it.
 fn fused(device: &Device, spec: &DeltaSpec, rows: &Rows) -> Option<usize> {
-    let (shared, declared) = shared_of_few(spec, rows.n);
+    let shared = shared_of_few(spec, rows.n);
     let fits = 4 * rows.seqs * (spec.key_heads + spec.value_heads) <= ARRIVALS_BYTES
-        && shared + declared + 1024 <= device.driver.shared;
+        && shared + declared_by_few(spec) + 1024 <= device.driver.shared;
     (rows.n <= FEW_ROWS && fits).then_some(shared)
 }
 
@@ -295,7 +298,7 @@ impl Step<'_> {
             shared,
             ..self.grid(1)
         };
-        let declared = recurrence_memory(&self.spec, grid.threads);
+        let declared = declared_by_few(&self.spec);
         let grid = l.device.driver.spread_few(grid, declared);
         l.device.launch(&self.kernel("delta_fused"), grid, args);
     }

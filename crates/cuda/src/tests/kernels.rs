@@ -60,17 +60,20 @@ fn prompts(format: &str, head: usize, stages: usize) -> Kernel {
     kernel
 }
 
-/// The delta rule for heads of so many columns of keys and of values, and so many parts of a column a thread.
-fn delta(key_dim: usize, value_dim: usize, thread_parts: usize) -> Kernel {
-    let spec = DeltaSpec {
+fn delta_spec(key_dim: usize, value_dim: usize) -> DeltaSpec {
+    DeltaSpec {
         slots: 1,
         key_heads: 1,
         value_heads: 1,
         key_dim,
         value_dim,
         conv_taps: 4,
-    };
-    delta::kernel(&spec, "", thread_parts)
+    }
+}
+
+/// The delta rule for heads of so many columns of keys and of values, and so many parts of a column a thread.
+fn delta(key_dim: usize, value_dim: usize, thread_parts: usize) -> Kernel {
+    delta::kernel(&delta_spec(key_dim, value_dim), "", thread_parts)
 }
 
 /// Every file of kernels with the numbers that models need; for other
@@ -315,6 +318,29 @@ fn every_kernel_compiles_within_its_budget() {
         .flat_map_iter(|(arch, kernel)| over_budget(*arch, kernel))
         .collect();
     assert!(over.is_empty(), "over their budgets:\n{}", over.join("\n"));
+}
+
+/// Blocks of `delta_fused` are spread by what it declares. Needs no GPU either.
+#[test]
+fn the_delta_rule_of_few_rows_declares_what_its_blocks_are_spread_by() {
+    if !compile::is_present() {
+        eprintln!("!!! SKIPPED, no kernel is compiled: NVRTC is not on LD_LIBRARY_PATH");
+        return;
+    }
+    for (key_dim, value_dim) in [(128, 128), (64, 256), (24, 80)] {
+        let spec = delta_spec(key_dim, value_dim);
+        let report = compile::report(90, &delta::kernel(&spec, "", 1)).unwrap();
+        let (_, usage) = report
+            .iter()
+            .find(|(name, _)| name.starts_with("delta_fused"))
+            .expect("a kernel for few rows");
+        let declared = delta::declared_by_few(&spec);
+        // Where the compiler puts both flags behind one another, 16 less.
+        assert!(
+            [declared, declared - 16].contains(&usage.shared),
+            "{spec:?}: {declared} for {usage:?}"
+        );
+    }
 }
 
 /// Needs no GPU either.
