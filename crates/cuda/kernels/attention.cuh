@@ -106,7 +106,8 @@ DEVICE u32 unit_count(const AttentionArgs &a, u32 begin, u32 end) {
 #define LOG2E 1.44269504088896340736f
 // Online softmax: the factor 2^(from - to) from one maximum to another that is not smaller; 0 if nothing has been seen.
 DEVICE float softmax_rescale(float from, float to) {
-    return __uint_as_float((u32) ((int) fmaxf(from - to, -127.0f) + 127) << 23);
+    // The sum has the exponent that is wanted in its lowest bits: 1.5 * 2^23 + 127.
+    return __uint_as_float(__float_as_uint(fmaxf(from - to, -127.0f) + 12583039.0f) << 23);
 }
 
 #if TENSOR_CORES
@@ -200,9 +201,9 @@ struct PageSoftmax {
             float most = -INF;
             sum[i] = 0.0f;
 #pragma unroll
-            for (int n = 0; n < 8; n++) most = larger(s[n][2 * i + 1], larger(s[n][2 * i], most));
-            most = larger(most, __shfl_xor_sync(~0u, most, 1));
-            most = larger(most, __shfl_xor_sync(~0u, most, 2));
+            for (int n = 0; n < 8; n++) most = fmaxf(s[n][2 * i + 1], fmaxf(s[n][2 * i], most));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
             max[i] = ceilf(most);
             const float from = most == -INF ? 0.0f : max[i];
 #pragma unroll

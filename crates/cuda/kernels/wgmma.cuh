@@ -39,6 +39,11 @@ DEVICE void wgmma(float (&c)[4][4], const u32 (&a)[4], u64 b, bool add) {
         : C16 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
 }
 // A in shared memory.
+DEVICE void wgmma(float (&c)[16][4], u64 a, u64 b, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.u32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" R64 "}, %64, %65, add, 1, 1, 0, 0;}"
+        : C64 : "l"(a), "l"(b), "r"((u32) add));
+}
 DEVICE void wgmma(float (&c)[8][4], u64 a, u64 b, bool add) {
     asm volatile("{.reg .pred add; setp.ne.u32 add, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" R32 "}, %32, %33, add, 1, 1, 0, 0;}"
@@ -57,6 +62,14 @@ DEVICE void wgmma_wait() {
 template <int E>
 DEVICE void wgmma_wait(float (&c)[E][4]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int n = 0; n < E; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
+}
+// To the compiler, writes accumulators: nothing that reads them after this goes before the wait that precedes it.
+template <int E>
+DEVICE void wgmma_pin(float (&c)[E][4]) {
 #pragma unroll
     for (int n = 0; n < E; n++)
 #pragma unroll

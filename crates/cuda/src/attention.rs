@@ -110,40 +110,51 @@ pub(crate) struct Prompts {
     stages: usize,
     /// Bytes.
     shared: usize,
+    /// Whether all units of keys are pages, each of which is computed from scores to results.
+    takes_pages: bool,
 }
 
 impl Prompts {
     const STAGE: usize = 16384;
 
-    /// For heads of `head_dim` columns where a block has `most` bytes, if it can.
-    pub(crate) fn new(head_dim: usize, most: usize) -> Option<Self> {
+    /// For heads of `head_dim` columns where a block has `most` bytes, if it can. `takes_pages`:
+    /// all units of keys are pages.
+    pub(crate) fn new(head_dim: usize, most: usize, takes_pages: bool) -> Option<Self> {
         let queries = match head_dim {
             256 => 128,
-            512 => 64,
+            512 if !takes_pages => 64,
             _ => return None,
         };
-        // Queries, probabilities of a split, each page's maximum and sum; of a query the sum so
-        // far, and the maximum for each warpgroup.
-        let fixed =
-            queries * (2 * head_dim + 2 * SPLIT_KEYS + 8 * SPLIT_KEYS / PAGE_ROWS + 4) + 4 * 128;
-        // Beside them two barriers a stage, 16 bytes, and 112 to align what comes after.
+        // A split's probabilities.
+        let probabilities = if takes_pages { 0 } else { 2 * SPLIT_KEYS };
+        // Queries, each page's maximum and sum, probabilities; of a query the sum so far, and the
+        // maximum for each warpgroup.
+        let of_query = 2 * head_dim + 8 * SPLIT_KEYS / PAGE_ROWS + probabilities + 4;
+        let fixed = queries * of_query + 4 * 128;
+        // Beside them two barriers a stage, 16 bytes, and 128 for another one and what aligns the rest.
         let left = most.checked_sub(fixed + 128)?;
         // As many of each of the rings.
         let stages = left / (Self::STAGE + 16) / (head_dim / 256) * (head_dim / 256);
-        (stages > 3).then_some(Prompts {
+        // All queries are there in f32 before they are converted.
+        let fits = 4 * queries * head_dim <= queries * probabilities + stages * Self::STAGE;
+        (stages > 3 && fits).then_some(Prompts {
             queries,
             stages,
             shared: fixed + stages * Self::STAGE,
+            takes_pages,
         })
     }
 }
 
-/// The same of warpgroups.
+/// The kernel of warpgroups.
 fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
     let mut kernel = kernel("attention_wgmma", pages);
     kernel.file = ATTENTION_WGMMA;
     kernel.defines.pop();
-    kernel.defines.push(("STAGES", prompts.stages));
+    kernel.defines.extend([
+        ("STAGES", prompts.stages),
+        ("PAGES_ONLY", usize::from(prompts.takes_pages)),
+    ]);
     kernel
 }
 
@@ -331,7 +342,11 @@ impl Step<'_> {
     fn launch_whole(&self, f16: &Activations) {
         let (head_dim, most) = (self.pages.spec.head_dim, self.device.driver.shared);
         let ring = self.pages.ring.and_then(|r| r.shared_all(head_dim, most));
-        if let Some(prompts) = self.pages.prompts {
+        let of_window = self
+            .pages
+            .window_prompts
+            .filter(|_| self.cut.has_short_window);
+        if let Some(prompts) = of_window.or(self.pages.prompts) {
             let grid = self.grid(prompts.queries, 0, 384, prompts.shared);
             let kernel = prompts_kernel(prompts, self.pages);
             let args = Args::default().of(&self.args).of(f16);

@@ -26,7 +26,10 @@ pub(crate) struct Pages {
     /// which those beyond the head's own columns are zeros.
     pub(crate) tiles: Option<usize>,
     pub(crate) ring: Option<Ring>,
+    /// How warpgroups take prompts, if they do.
     pub(crate) prompts: Option<Prompts>,
+    /// How they take prompts of layers with so short a window that all units of keys are pages, where that differs.
+    pub(crate) window_prompts: Option<Prompts>,
 }
 
 impl Pages {
@@ -119,6 +122,12 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
         Block::zeroed(&cuda.device.driver, bytes, "memory for keys and values")
     };
     let is_plain = both.iter().all(|f| matches!(f.layout, KvLayout::Plain(_)));
+    let prompts = |takes_pages| {
+        tiles
+            .filter(|e| *e == spec.head_dim)
+            .filter(|_| cuda.device.driver.arch == 90 && is_plain)
+            .and_then(|e| Prompts::new(e, cuda.device.driver.shared, takes_pages))
+    };
     Kv {
         spec,
         storage: Box::new(Arc::new(Pages {
@@ -129,10 +138,8 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
             ring: tiles
                 .filter(|e| *e == spec.head_dim)
                 .and_then(|e| Ring::new(e, spec.format, cuda.device.driver.shared)),
-            prompts: tiles
-                .filter(|e| *e == spec.head_dim)
-                .filter(|_| cuda.device.driver.arch == 90 && is_plain)
-                .and_then(|e| Prompts::new(e, cuda.device.driver.shared)),
+            prompts: prompts(false),
+            window_prompts: prompts(true),
         })),
     }
 }

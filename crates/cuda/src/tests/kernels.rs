@@ -53,10 +53,12 @@ fn attention(first: bool, file: &'static str, format: KvFormat, head: usize) -> 
 }
 
 /// Attention of prompts by warpgroups.
-fn prompts(format: &str, head: usize, stages: usize) -> Kernel {
+fn prompts(format: &str, head: usize, stages: usize, takes_pages: bool) -> Kernel {
     let mut kernel = attention(true, ATTENTION_WGMMA, format_of(format), head);
     kernel.defines.pop();
-    kernel.defines.push(("STAGES", stages));
+    kernel
+        .defines
+        .extend([("STAGES", stages), ("PAGES_ONLY", usize::from(takes_pages))]);
     kernel
 }
 
@@ -124,8 +126,11 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
     all.extend([delta(128, 128, 1), delta(128, 128, 2)]);
     let mut packings = vec![Packing::Plain, codes(4, 64)];
     if first {
-        let prompts = [prompts("bf16", 256, 5), prompts("f16", 512, 8)];
-        all.extend(prompts);
+        all.extend([
+            prompts("bf16", 256, 9, true),
+            prompts("bf16", 256, 5, false),
+            prompts("f16", 512, 8, false),
+        ]);
         // Also a block of 640 threads.
         all.extend([
             delta(64, 256, 1),
