@@ -106,7 +106,8 @@ DEVICE u32 unit_count(const AttentionArgs &a, u32 begin, u32 end) {
 #define LOG2E 1.44269504088896340736f
 // Online softmax: the factor 2^(from - to) from one maximum to another that is not smaller; 0 if nothing has been seen.
 DEVICE float softmax_rescale(float from, float to) {
-    // The sum has the exponent that is wanted in its lowest bits: 1.5 * 2^23 + 127.
+    // Adding 1.5 * 2^23 leaves a whole number in the lowest bits of a float; with 127, the bias, it is the exponent of
+    // the result.
     return __uint_as_float(__float_as_uint(fmaxf(from - to, -127.0f) + 12583039.0f) << 23);
 }
 

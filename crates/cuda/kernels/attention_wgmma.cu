@@ -3,7 +3,7 @@
 // here.
 //
 //                 global             shared                               registers
-//   producer warp q, f32 -- TMA --> f16 --> queries ---------------> A +
+//   producer warp q,      -- TMA --> f32 - consumers: f16 - queries -> A +
 //   producer warp keys,   -- TMA --> [stages] of 128 columns ------> B + wgmma -> scores - softmax of a page +
 //   producer warp values, -- TMA --> [stages] of 128 columns ------> B +                                     |
 //                                    probabilities <---------------------------------------------------------+
@@ -12,12 +12,13 @@
 // Two consumer warpgroups multiply, and a producer warp for each of their pipelines has the copy engine fill STAGES
 // stages of 128 columns of a page's keys or values. With heads of 256 columns a warpgroup has 64 queries of its own,
 // and both read one pipeline. With 512 the two share 64 queries: each has the scores of every other page and half of
-// the output's columns, with half of the stages. Queries come first, in f32, to the memory of probabilities and stages.
+// the output's columns, with half of the stages. Queries come first, in f32, to where probabilities and stages lie
+// later.
 //
-// A split is taken at a time: the scores of its pages, which become probabilities in shared memory; then its values,
-// 128 columns after the other. With PAGES_ONLY, for layers whose units of keys are all pages, a page is taken at a time:
-// its probabilities stay in registers, and its values are multiplied 64 columns after the other, each while the results
-// of the ones before are added to the totals.
+// A split is taken at a time, as above: the scores of its pages, which become probabilities in shared memory; then its
+// values, 128 columns at a time. With PAGES_ONLY, for heads of 256 columns in layers whose units of keys are all pages,
+// a page is taken at a time: its probabilities stay in registers, and its values are multiplied 64 columns at a time,
+// while the results of the 64 before are added to the totals.
 
 #define SHARED_BY (HEAD_DIM / 256)      // warpgroups that share queries
 #define BLOCK_QUERIES (128 / SHARED_BY) // queries
@@ -55,7 +56,8 @@ DEVICE uint4 load_matrices(u32 at) {
     return v;
 }
 
-// Divides a warp's totals by `sum` of their rows and stores them, 256 columns of the heads from `half` of them on.
+// Divides a warp's totals by the sums of their rows and stores them. `sum`: of the lane's first row; that of its second
+// one lies 8 behind. `half`: which 256 columns of the heads.
 DEVICE void store_results(const AttentionArgs &a, const Activations &h, const QueryTile &own, int tile, int half,
                           float (&totals)[2][16][4], const float *sum) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -68,7 +70,9 @@ DEVICE void store_results(const AttentionArgs &a, const Activations &h, const Qu
         exists[i] = q < own.count;
         row[i] = own.row(q), column[i] = own.head(q) * HEAD_DIM + half * 256;
         const float of = sum[8 * i];
-        // Quotients by a reciprocal and a correction have the bits of division, unless a remainder is subnormal.
+        // A reciprocal and a correction have the bits of division (Markstein) where remainders are exact: of results
+        // from 2^-100 on, for sums are at least about 1/2. Smaller ones are divided, as zeros are, which would lose
+        // their sign.
         const float inverse = 1.0f / of;
         float least = INF;
 #pragma unroll
@@ -148,6 +152,7 @@ extern __shared__ __align__(128) u8 smem[];
 // Attention of a block of queries to all keys that they see. `h` takes its results in f16, unless the stride of `h` is
 // 0; where `h` takes them, `a.y` may be null.
 KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h) {
+    static_assert(!PAGES_ONLY || HEAD_DIM == 256, "warpgroups that share queries need all probabilities of a page");
     constexpr int RING_STAGES = STAGES / SHARED_BY, COLUMN_CHUNKS = HEAD_DIM / 128;
     __shared__ u64 full[2 * STAGES], queries_there;
     u64 *const empty = full + STAGES;
@@ -219,9 +224,8 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
             for (int c = 0; c < 2; c++) produce(a.values + page + c * (STAGE_BYTES / 2), PAGE_BYTES / 2);
         }
 #else
-        // Consumers take all pages of a split: another one takes the place of those that no query sees, whose scores
-        // are masked.
-        const u32 seen = table[own.least / PAGE_ROWS];
+        // Consumers take all pages of a split. Another page is copied for those that no query sees: scores are masked.
+        const u32 seen = own.least < own.most ? table[own.least / PAGE_ROWS] : 0; // 0: no query sees any
         for (u32 split = own.least / SPLIT_KEYS; split * SPLIT_KEYS < own.most; split++) {
             const u32 pages = own.load_page_of_split(table, split), existing = pages == NO_PAGE ? seen : pages;
             auto page_of = [&](const u8 *of, int i) {
@@ -302,13 +306,14 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
     {
         const u32 pages_end = (own.most + PAGE_ROWS - 1) / PAGE_ROWS;
         float x[2][8][4], max[2] = {-INF, -INF}, all[2] = {0.0f, 0.0f};
-        // Products of a page's keys run beside the end of those of the page's values before it.
+        // Starts the products of queries and a page's keys. They run while the last results of the page before are
+        // added.
         auto start_scores = [&]() {
-            const StageDescriptor first = acquire(), second = acquire();
+            const StageDescriptor keys0 = acquire(), keys1 = acquire();
             wgmma_fence();
 #pragma unroll
             for (int j = 0; j < 16; j++)
-                wgmma(x[0], of_group + j * 256, (j < 8 ? first : second) + (j % 8 / 2 * 4096 + j % 2 * 256), j > 0);
+                wgmma(x[0], of_group + j * 256, (j < 8 ? keys0 : keys1) + (j % 8 / 2 * 4096 + j % 2 * 256), j > 0);
             wgmma_commit();
         };
         u32 at = own.least / PAGE_ROWS;
@@ -336,20 +341,20 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
                 fragments[j][0] = v.x, fragments[j][1] = v.y, fragments[j][2] = v.z, fragments[j][3] = v.w;
             }
             // Starts the products of 64 columns of values.
-            auto start = [&](const StageDescriptor &values, float (&x)[8][4], int half) {
+            auto start = [&](const StageDescriptor &values, float (&x)[8][4], int part) {
                 wgmma_fence();
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    wgmma(x, fragments[j], values + (half * 4096 + j / 2 * (STAGE_BYTES / 2) + j % 2 * 256), j > 0);
+                    wgmma(x, fragments[j], values + (part * 4096 + j / 2 * (STAGE_BYTES / 2) + j % 2 * 256), j > 0);
                 wgmma_commit();
             };
-            auto add = [&](float (&x)[8][4], int c, int half) {
+            auto add = [&](float (&x)[8][4], int c, int part) {
                 wgmma_pin(x);
 #pragma unroll
                 for (int n = 0; n < 8; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        float &v = totals[c][half * 8 + n][i];
+                        float &v = totals[c][part * 8 + n][i];
                         v = fmaf(x[n][i], by[i >> 1], v);
                     }
             };

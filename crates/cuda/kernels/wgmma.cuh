@@ -58,22 +58,19 @@ template <int GROUPS>
 DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
 }
-// Waits for all committed products; until then nothing may read `c`.
-template <int E>
-DEVICE void wgmma_wait(float (&c)[E][4]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int n = 0; n < E; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
-}
-// To the compiler, writes accumulators: nothing that reads them after this goes before the wait that precedes it.
+// Tells the compiler that accumulators change here, so that it moves no read of them before the wait above.
 template <int E>
 DEVICE void wgmma_pin(float (&c)[E][4]) {
 #pragma unroll
     for (int n = 0; n < E; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
+}
+// Waits for all committed products; until then nothing may read `c`.
+template <int E>
+DEVICE void wgmma_wait(float (&c)[E][4]) {
+    wgmma_wait<0>();
+    wgmma_pin(c);
 }
 // Keeps fragments of A in their registers until here. To the compiler a product has read its fragments when it is
 // issued, but the tensor cores read them later: without this, called after the wait for the product, it may load the

@@ -2,6 +2,7 @@
 
 use crate::args::{Activations, Args, AttentionArgs};
 use crate::constants::{ATTENTION_WGMMA, MERGE_COLUMNS, PAGE_UNIT_KEYS, SPLIT_KEYS};
+use crate::dry::declared_shared;
 use crate::kv::{Pages, bound, kernel, undo_rotations};
 use crate::launch::{Device, Launch};
 use crate::machine::{Grid, Kernel};
@@ -102,6 +103,8 @@ impl Ring {
     }
 }
 
+const PROMPTS_KERNEL: &str = "attention_wgmma";
+
 /// How a block of warpgroups takes prompts, as its kernel cuts its memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Prompts {
@@ -110,51 +113,56 @@ pub(crate) struct Prompts {
     stages: usize,
     /// Bytes.
     shared: usize,
-    /// Whether all units of keys are pages, each of which is computed from scores to results.
-    takes_pages: bool,
+    /// Whether all units of keys are pages, each of which is computed from scores to results (PAGES_ONLY).
+    pages_only: bool,
 }
 
 impl Prompts {
     const STAGE: usize = 16384;
 
-    /// For heads of `head_dim` columns where a block has `most` bytes, if it can. `takes_pages`:
-    /// all units of keys are pages.
-    pub(crate) fn new(head_dim: usize, most: usize, takes_pages: bool) -> Option<Self> {
+    /// For heads of `head_dim` columns where a block has `most` bytes, if it can. `pages_only`: all
+    /// units of keys are pages; not with 512 columns, where two warpgroups need all probabilities of a page.
+    pub(crate) fn new(head_dim: usize, most: usize, pages_only: bool) -> Option<Self> {
         let queries = match head_dim {
             256 => 128,
-            512 if !takes_pages => 64,
+            512 if !pages_only => 64,
             _ => return None,
         };
         // A split's probabilities.
-        let probabilities = if takes_pages { 0 } else { 2 * SPLIT_KEYS };
+        let probabilities = if pages_only { 0 } else { 2 * SPLIT_KEYS };
         // Queries, each page's maximum and sum, probabilities; of a query the sum so far, and the
         // maximum for each warpgroup.
         let of_query = 2 * head_dim + 8 * SPLIT_KEYS / PAGE_ROWS + probabilities + 4;
         let fixed = queries * of_query + 4 * 128;
-        // Beside them two barriers a stage, 16 bytes, and 128 for another one and what aligns the rest.
-        let left = most.checked_sub(fixed + 128)?;
+        let left = most.checked_sub(fixed + declared_shared(PROMPTS_KERNEL))?;
         // As many of each of the rings.
-        let stages = left / (Self::STAGE + 16) / (head_dim / 256) * (head_dim / 256);
-        // All queries are there in f32 before they are converted.
+        let rings = head_dim / 256;
+        let stages = left / Self::STAGE / rings * rings;
+        // Queries arrive in f32 where probabilities and stages lie later.
         let fits = 4 * queries * head_dim <= queries * probabilities + stages * Self::STAGE;
         (stages > 3 && fits).then_some(Prompts {
             queries,
             stages,
             shared: fixed + stages * Self::STAGE,
-            takes_pages,
+            pages_only,
         })
+    }
+
+    /// What the kernel is compiled with.
+    pub(crate) fn defines(self) -> [(&'static str, usize); 2] {
+        [
+            ("STAGES", self.stages),
+            ("PAGES_ONLY", usize::from(self.pages_only)),
+        ]
     }
 }
 
 /// The kernel of warpgroups.
 fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
-    let mut kernel = kernel("attention_wgmma", pages);
+    let mut kernel = kernel(PROMPTS_KERNEL, pages);
     kernel.file = ATTENTION_WGMMA;
     kernel.defines.pop();
-    kernel.defines.extend([
-        ("STAGES", prompts.stages),
-        ("PAGES_ONLY", usize::from(prompts.takes_pages)),
-    ]);
+    kernel.defines.extend(prompts.defines());
     kernel
 }
 

@@ -39,8 +39,8 @@ fn recurrence_memory(spec: &DeltaSpec, threads: usize) -> usize {
     4 * sums.max(MAX_TENTATIVE * update)
 }
 
-/// Bytes of shared memory that `delta_fused` declares: two flags beside its RecurrenceMemory. A test holds this to what
-/// is compiled, for blocks are spread by it.
+/// Bytes of shared memory that `delta_fused` declares, at most: its RecurrenceMemory and two flags, of which alignment
+/// to 16 makes 32 bytes. A test holds this to what is compiled, for blocks are spread by it.
 pub(crate) fn declared_by_few(spec: &DeltaSpec) -> usize {
     recurrence_memory(spec, threads(spec)) + 2 * 16
 }

@@ -122,11 +122,11 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
         Block::zeroed(&cuda.device.driver, bytes, "memory for keys and values")
     };
     let is_plain = both.iter().all(|f| matches!(f.layout, KvLayout::Plain(_)));
-    let prompts = |takes_pages| {
+    let prompts = |pages_only| {
         tiles
             .filter(|e| *e == spec.head_dim)
             .filter(|_| cuda.device.driver.arch == 90 && is_plain)
-            .and_then(|e| Prompts::new(e, cuda.device.driver.shared, takes_pages))
+            .and_then(|e| Prompts::new(e, cuda.device.driver.shared, pages_only))
     };
     Kv {
         spec,
@@ -139,7 +139,7 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
                 .filter(|e| *e == spec.head_dim)
                 .and_then(|e| Ring::new(e, spec.format, cuda.device.driver.shared)),
             prompts: prompts(false),
-            window_prompts: prompts(true),
+            window_prompts: prompts(false).and_then(|_| prompts(true)),
         })),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::attention::format_of;
 use crate::args;
-use crate::attention::MOST_RESULTS;
+use crate::attention::{MOST_RESULTS, Prompts};
 use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
 use crate::delta;
@@ -52,13 +52,12 @@ fn attention(first: bool, file: &'static str, format: KvFormat, head: usize) -> 
     kernel
 }
 
-/// Attention of prompts by warpgroups.
-fn prompts(format: &str, head: usize, stages: usize, takes_pages: bool) -> Kernel {
+/// Attention of prompts by warpgroups, with the memory of compute capability 9.0.
+fn prompts(format: &str, head: usize, pages_only: bool) -> Kernel {
     let mut kernel = attention(true, ATTENTION_WGMMA, format_of(format), head);
     kernel.defines.pop();
-    kernel
-        .defines
-        .extend([("STAGES", stages), ("PAGES_ONLY", usize::from(takes_pages))]);
+    let prompts = Prompts::new(head, 227 << 10, pages_only).expect("room for it");
+    kernel.defines.extend(prompts.defines());
     kernel
 }
 
@@ -127,9 +126,9 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
     let mut packings = vec![Packing::Plain, codes(4, 64)];
     if first {
         all.extend([
-            prompts("bf16", 256, 9, true),
-            prompts("bf16", 256, 5, false),
-            prompts("f16", 512, 8, false),
+            prompts("bf16", 256, true),
+            prompts("bf16", 256, false),
+            prompts("f16", 512, false),
         ]);
         // Also a block of 640 threads.
         all.extend([
@@ -289,8 +288,8 @@ fn over_budget(arch: u32, kernel: &Kernel) -> Vec<String> {
         let few = usage.registers <= registers && usage.instructions <= instructions;
         let two_blocks = kernel.defines.contains(&("BLOCKS_2", 2));
         let stack = match name.as_str() {
-            // Of heads of 512 columns, four results wait there while a split is read.
-            "attention_wgmma" => 16,
+            // Of heads of 512 columns, two values wait there while a split is read.
+            "attention_wgmma" => 8,
             // With half of the registers, what is used once a split waits there; two
             // blocks a multiprocessor are still faster than one.
             "attention_pipelined_2" if two_blocks => 32,
