@@ -1,5 +1,6 @@
 //! Keys, values and attention.
 
+use super::fused::batch_of;
 use super::{PRODUCT, SUM, close, compile_ahead, gpu, noise};
 use crate::{Cuda, DryRun};
 use backend::{
@@ -340,14 +341,16 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
     ];
     compile_ahead(&cuda, |dry| {
         for (heads, kv_heads, head_dim, format) in cases {
-            let case = AttentionCase {
-                heads,
-                kv_heads,
-                head_dim,
-                window: None,
-            };
-            for new in [1, 100] {
-                case.run(dry, 0, new, format_of(format));
+            for window in [None, Some(8)] {
+                let case = AttentionCase {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    window,
+                };
+                for new in [1, 100] {
+                    case.run(dry, 0, new, format_of(format));
+                }
             }
         }
     });
@@ -387,6 +390,154 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
                     );
                 }
             }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+/// Rows of three texts of one step: a short one; one with an image across the border of a page, whose rows see each other,
+/// and with a row at its end that only reads; and one after 2,000 rows of its own.
+fn three_texts() -> Batch {
+    let mut second: Vec<Row> = (0..133).map(Row::text).collect();
+    for row in &mut second[50..90] {
+        row.sees.end = 90;
+    }
+    second.push(Row::reader(133));
+    let texts = vec![
+        (0..67).map(Row::text).collect(),
+        second,
+        (2000..2130).map(Row::text).collect(),
+    ];
+    let mut batch = batch_of(texts);
+    batch.tokens = vec![0; batch.rows.len()];
+    batch
+}
+
+/// Rows of [`three_texts`] on either side of what is different about them.
+const SOME_ROWS: [usize; 16] = [
+    0, 1, 63, 66, 67, 116, 117, 130, 156, 157, 199, 200, 201, 248, 249, 330,
+];
+
+/// Attention of all rows of [`three_texts`], and of [`SOME_ROWS`] in a step of their own, which sees the same keys.
+fn attend_three_texts(b: &dyn Backend, case: AttentionCase, format: KvFormat) -> [Tensor; 2] {
+    let batch = three_texts();
+    let pages = batch.tables.len();
+    let mut kv = b.kv(KvSpec {
+        pages,
+        rows: pages * PAGE_ROWS,
+        heads: case.kv_heads,
+        head_dim: case.head_dim,
+        format,
+    });
+    let earlier = Batch {
+        rows: (0..2000).map(Row::text).collect(),
+        seqs: vec![BatchSeq {
+            rows: 0..2000,
+            certain: 2000,
+            ..batch.seqs[2].clone()
+        }],
+        tables: batch.tables.clone(),
+        ..Batch::default()
+    };
+    let cols = case.kv_heads * case.head_dim;
+    for (seed, batch) in [(5, &earlier), (7, &batch)] {
+        let n = batch.rows.len();
+        let part = |seed| b.upload(n, cols, &noise(seed, n * cols));
+        b.kv_append(&mut kv, &part(seed), &part(seed + 1), 0, batch);
+    }
+    let cols = case.heads * case.head_dim;
+    let queries = noise(9, batch.rows.len() * cols);
+    let attention = Attention {
+        group: 0,
+        heads: case.heads,
+        scale: 0.3,
+        window: case.window,
+    };
+    let attend = |rows: &[usize]| {
+        let q: Vec<f32> = rows
+            .iter()
+            .flat_map(|row| &queries[row * cols..(row + 1) * cols])
+            .copied()
+            .collect();
+        let q = b.upload(rows.len(), cols, &q);
+        b.attend(&q, &kv, &attention, &batch.of_rows(rows))
+    };
+    let all: Vec<usize> = (0..batch.rows.len()).collect();
+    [attend(&all), attend(&SOME_ROWS)]
+}
+
+/// Whether [`SOME_ROWS`] have the bits of the same rows among all.
+fn have_equal_bits(b: &dyn Backend, [all, some]: &[Tensor; 2]) -> bool {
+    let (all, some) = (b.download(all), b.download(some));
+    let cols = some.len() / SOME_ROWS.len();
+    let of_all = |row: &usize| &all[row * cols..(row + 1) * cols];
+    let mut rows = SOME_ROWS.iter().map(of_all).zip(some.chunks(cols));
+    rows.all(|(a, b)| {
+        a.iter()
+            .map(|v| v.to_bits())
+            .eq(b.iter().map(|v| v.to_bits()))
+    })
+}
+
+/// Shapes of [`attend_three_texts`], of which warpgroups take prompts on compute capability 9.0.
+fn cases_of_three_texts() -> impl Iterator<Item = AttentionCase> {
+    [(6, 2, 256), (4, 1, 512)]
+        .into_iter()
+        .flat_map(|(heads, kv_heads, head_dim)| {
+            [None, Some(2), Some(100), Some(700), Some(3000)].map(|window| AttentionCase {
+                heads,
+                kv_heads,
+                head_dim,
+                window,
+            })
+        })
+}
+
+/// Needs no GPU: the reference has the bits of few rows, too, and a GPU's launches are those that are meant.
+#[test]
+fn prompts_of_several_texts_go_through_warpgroups() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    for case in cases_of_three_texts() {
+        let results = attend_three_texts(&Reference, case, format_of("bf16"));
+        assert!(
+            have_equal_bits(&Reference, &results),
+            "{:?} of {}",
+            case.window,
+            case.head_dim
+        );
+        cuda.take_launches();
+        let _results = attend_three_texts(&cuda, case, format_of("bf16"));
+        let launches = cuda.take_launches();
+        let is_short = case.window.is_some_and(|window| window <= 2048);
+        let of_prompts: Vec<&String> = launches
+            .iter()
+            .filter(|line| line.contains("attention_wgmma"))
+            .collect();
+        let pages_only = format!("PAGES_ONLY={}", u8::from(is_short && case.head_dim == 256));
+        assert!(
+            of_prompts.len() == 1 && of_prompts[0].contains(&pages_only),
+            "{pages_only}: {launches:?}"
+        );
+        let merges = launches
+            .iter()
+            .filter(|line| line.contains("attention_merge"));
+        assert_eq!(merges.count(), 1, "of few rows: {launches:?}");
+    }
+}
+
+#[test]
+fn gpu_attention_of_several_texts_has_the_bits_of_few_rows() {
+    let Some(cuda) = gpu() else { return };
+    for case in cases_of_three_texts() {
+        for format in ["bf16", "f16"] {
+            let format = format_of(format);
+            let (got, want) = (
+                attend_three_texts(&cuda, case, format),
+                attend_three_texts(&Reference, case, format),
+            );
+            let what = format!("window {:?}, heads of {}", case.window, case.head_dim);
+            assert!(have_equal_bits(&cuda, &got), "{what}");
+            close(&what, &cuda, &got[0], &want[0], PRODUCT);
         }
     }
     cuda.finish().unwrap();

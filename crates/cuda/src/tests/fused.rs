@@ -248,7 +248,7 @@ fn texts_with_gaps(n: usize) -> Vec<Vec<Row>> {
 
 /// A batch of texts, by the rows of each; they have the pages up to their last row, which lie in
 /// descending order.
-fn batch_of(texts: Vec<Vec<Row>>) -> Batch {
+pub(super) fn batch_of(texts: Vec<Vec<Row>>) -> Batch {
     let mut batch = Batch::default();
     for rows in texts {
         let last = rows.iter().filter_map(|row| row.at).max();
