@@ -401,9 +401,9 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a, Activations h)
     };
     // The row of a matrix of the warp's probabilities that the lane stores and loads.
     const u32 my_probabilities =
-        probabilities_at + (tile * 2 + (lane >> 3 & 1)) * 1024 + (lane >> 4) * 128 + lane % 8 * 16;
+        probabilities_at + (tile * 2 + (lane >> 3 & 1)) * (PAGE_ROWS * 16) + (lane >> 4) * 128 + lane % 8 * 16;
     const ProbabilityDescriptor of_pages(probabilities_at +
-                                         (SHARED_BY == 1 ? __shfl_sync(~0u, warp, 0) / 4 * 8192 : 0));
+                                         (SHARED_BY == 1 ? __shfl_sync(~0u, warp, 0) / 4 * (64 * PAGE_ROWS * 2) : 0));
     // In one place, for registers are few: scores of a page, then products with values.
     float x[16][4];
     float (&s)[8][4] = *(float (*)[8][4]) x;

@@ -103,8 +103,6 @@ impl Ring {
     }
 }
 
-const PROMPTS_KERNEL: &str = "attention_wgmma";
-
 /// How a block of warpgroups takes prompts, as its kernel cuts its memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Prompts {
@@ -134,7 +132,7 @@ impl Prompts {
         // maximum for each warpgroup.
         let of_query = 2 * head_dim + 8 * SPLIT_KEYS / PAGE_ROWS + probabilities + 4;
         let fixed = queries * of_query + 4 * 128;
-        let left = most.checked_sub(fixed + declared_shared(PROMPTS_KERNEL))?;
+        let left = most.checked_sub(fixed + declared_shared(ATTENTION_WGMMA))?;
         // As many of each of the rings.
         let rings = head_dim / 256;
         let stages = left / Self::STAGE / rings * rings;
@@ -159,7 +157,7 @@ impl Prompts {
 
 /// The kernel of warpgroups.
 fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
-    let mut kernel = kernel(PROMPTS_KERNEL, pages);
+    let mut kernel = kernel(ATTENTION_WGMMA, pages);
     kernel.file = ATTENTION_WGMMA;
     kernel.defines.pop();
     kernel.defines.extend(prompts.defines());
