@@ -224,11 +224,6 @@ extern __shared__ __align__(16) u8 smem[];
 #define QUERY_TILE_ELEMENTS (TILE_QUERIES * HEAD_DIM)
 #define QUERY_BLOCK_ELEMENTS (TILE_QUERIES * 32)
 
-DEVICE void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 // Loads tiles of queries to shared memory: four loads at once, or of rotated keys a group of columns a warp, which is
 // rotated as they are.
 DEVICE void load_queries(const AttentionArgs &a, const QueryTile &own, u16 *to, int tiles = 1) {
@@ -297,14 +292,14 @@ DEVICE void mma_scores(float (&s)[N][4], const u16 *queries, int block, const ui
     for (int j = 0; j < 2; j++) {
         const uint4 q = of[j * 32];
 #pragma unroll
-        for (int n = 0; n < N; n++) mma_m16n8k16(s[n], q.x, q.y, q.z, q.w, word(k[n], 2 * j), word(k[n], 2 * j + 1));
+        for (int n = 0; n < N; n++) mma_m16n8k16(s[n], {q.x, q.y, q.z, q.w}, word(k[n], 2 * j), word(k[n], 2 * j + 1));
     }
 }
 // o += probabilities of 16 keys times values; `v` are the fragments of 32 keys, of which these are half `j`.
 template <int N>
 DEVICE void mma_values(float (&o)[N][4], const uint4 &p, const uint4 (&v)[N], int j) {
 #pragma unroll
-    for (int n = 0; n < N; n++) mma_m16n8k16(o[n], p.x, p.y, p.z, p.w, word(v[n], 2 * j), word(v[n], 2 * j + 1));
+    for (int n = 0; n < N; n++) mma_m16n8k16(o[n], {p.x, p.y, p.z, p.w}, word(v[n], 2 * j), word(v[n], 2 * j + 1));
 }
 template <int N>
 DEVICE void clear(float (&v)[N][4]) {

@@ -19,11 +19,6 @@
 // split's pages are rounded once more, in f16, where their page's maximum is far below the split's.
 
 DEVICE float clamp_f16(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
-DEVICE u32 pack_f16x2(float low, float high) {
-    u32 v;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-    return v;
-}
 // A page's elements, in formats that are not packed.
 template <bool VALUES>
 struct KvElement {

@@ -52,6 +52,11 @@ DEVICE u16 f32_to_f16(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(v) : "f"(f));
     return v;
 }
+DEVICE u32 pack_f16x2(float low, float high) {
+    u32 v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
 DEVICE u32 hmul2(u32 a, u32 b) {
     u32 v;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
@@ -79,6 +84,13 @@ struct Batch {
 };
 // Fields of a sequence.
 enum { SEQ_START, SEQ_ROWS, SEQ_SLOT, SEQ_NEW, SEQ_KEPT, SEQ_CERTAIN };
+
+// c += a b on tensor cores: [16, 8] += [16, 16] [16, 8], of f16.
+DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 // ---- reductions whose order depends on nothing but the number of lanes
 DEVICE float larger(float a, float b) { return a > b ? a : b; }
