@@ -82,7 +82,7 @@ pub const SPLIT_ROWS: usize = 512;
 /// The version of the definitions of ops, and of the layouts in which devices save keys, values and
 /// states. A change of either that changes bits raises it, so that nobody goes on from bits that were
 /// saved before.
-pub const NUMERICS: u32 = 3;
+pub const NUMERICS: u32 = 4;
 
 /// A device.
 pub trait Backend: Store + Ops + Sample + Record {

@@ -51,7 +51,7 @@ pub trait Store: Send + Sync {
     /// has.
     fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool;
 
-    /// Makes slot `to` of a gated-delta layer what slot `from` is: its state, the updates of the
+    /// Makes slot `to` of a gated-delta layer what slot `from` is: its state, what is remembered of the
     /// tentative rows of its last step, and the rows before the convolution.
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize);
 

@@ -283,7 +283,8 @@ kernel_structs! {
     Delta {
         state: Address,
         history: Address,
-        updates: Address,
+        keys: Address,
+        values: Address,
         batch: Address,
         nk: i32,
         nv: i32,

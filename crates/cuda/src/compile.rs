@@ -40,6 +40,10 @@ const HEADERS: &[(&str, &str)] = &[
         include_str!("../kernels/gemv_epilogue.cuh"),
     ),
     (
+        "delta_chunk.cuh",
+        include_str!("../kernels/delta_chunk.cuh"),
+    ),
+    (
         "gemv_pipelined.cuh",
         include_str!("../kernels/gemv_pipelined.cuh"),
     ),
@@ -48,9 +52,8 @@ const HEADERS: &[(&str, &str)] = &[
 /// The [`HEADERS`] of a file, beside `common.cuh`, which all have.
 fn headers(file: &str) -> &'static [&'static str] {
     match file {
-        "elementwise" | "row_norm" | "run_norm" | "moe_combine" | "delta" => {
-            &["math", "mbarrier", "rows"]
-        }
+        "elementwise" | "row_norm" | "run_norm" | "moe_combine" => &["math", "mbarrier", "rows"],
+        "delta" => &["math", "mbarrier", "rows", "delta_chunk"],
         "moe_route" => &["math", "mbarrier", "rows", "moe", "moe_choose"],
         "choose" => &["math"],
         "embed" => &["mbarrier", "weight_tile"],

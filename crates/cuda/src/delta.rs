@@ -1,8 +1,8 @@
-//! The gated delta rule (kernels/delta.cu).
+//! The gated delta rule (kernels/delta.cu, kernels/delta_chunk.cuh).
 
 use crate::args;
 use crate::args::{Address, Args};
-use crate::constants::{CHUNK_ROWS, ROWS_AHEAD};
+use crate::constants::CHUNK_ROWS;
 use crate::elementwise::number;
 use crate::launch::{ARRIVALS_BYTES, Device, Launch};
 use crate::machine::Grid;
@@ -16,39 +16,70 @@ use std::sync::Arc;
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;
 
-/// Columns of values of a block.
-fn columns(spec: &DeltaSpec) -> usize {
-    spec.value_dim / shares(spec.value_dim)
+/// Columns of values of a block, a lane each in its warps.
+const COLUMNS: usize = 32;
+
+/// Parts of the columns of keys, that many pairs of warps have.
+const DK_PARTS: usize = 4;
+
+/// Threads of a block: for each part of the columns of keys, a warp for each 16 columns of values.
+const THREADS: usize = 64 * DK_PARTS;
+
+/// Rows of a chunk.
+const CHUNK: usize = 16;
+
+/// Rows that a slot remembers since its state, at most: those of a chunk that is not whole, and tentative ones.
+const PENDING: usize = CHUNK - 1 + MAX_TENTATIVE;
+
+/// Chunks, at most, that a step's rows of a sequence make beside one for each [`CHUNK`] of them: the first and the last
+/// are not whole, and up to [`PENDING`] remembered rows come before them.
+const EXTRA_CHUNKS: usize = 3;
+
+/// Floats of a block's remembered values: a header of four, of which one is the number of certain rows, and of each row
+/// its gates, x and d, as kernels/delta_chunk.cuh says.
+const VALUE_FLOATS: usize = 4 + PENDING * (4 + 2 * COLUMNS);
+
+/// Blocks that share a head's columns of values.
+fn splits(spec: &DeltaSpec) -> usize {
+    spec.value_dim.div_ceil(COLUMNS)
 }
 
-/// Floats of a key in shared memory (kernels/delta.cu: KEY_FLOATS).
-fn key_floats(spec: &DeltaSpec) -> usize {
-    let parts = parts(spec.value_dim);
-    (spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4) * parts
+/// Columns of keys, with the zeros that make tiles of 16 columns whole in each part.
+fn key_columns(spec: &DeltaSpec) -> usize {
+    spec.key_dim.next_multiple_of(16 * DK_PARTS)
 }
 
-/// Floats of a row in shared memory (kernels/delta.cu: ROW_FLOATS).
-fn row_floats(spec: &DeltaSpec) -> usize {
-    2 * key_floats(spec) + (columns(spec) + 2).next_multiple_of(4)
+/// Floats from one key or query to the next in shared memory (kernels/delta_chunk.cuh: KEY_STRIDE).
+fn key_stride(spec: &DeltaSpec) -> usize {
+    key_columns(spec) + 4
 }
 
-/// Bytes of the kernels' RecurrenceMemory in a block of so many threads.
-fn recurrence_memory(spec: &DeltaSpec, threads: usize) -> usize {
-    let update = key_floats(spec) + (columns(spec) + 1).next_multiple_of(4);
-    let sums = 2 * threads * (1 + output_rows(threads));
-    4 * sums.max(MAX_TENTATIVE * update)
-}
+/// Bytes of ChunkMemory in kernels/delta_chunk.cuh: products by parts, x and d.
+const CHUNK_MEMORY: usize =
+    4 * (DK_PARTS * 2 * CHUNK * (COLUMNS + 8) + CHUNK * COLUMNS + CHUNK * (COLUMNS + 4));
 
-/// Bytes of shared memory that `delta_fused` declares, at most: its RecurrenceMemory and two flags, of which alignment
-/// to 16 makes 32 bytes. A test holds this to what is compiled, for blocks are spread by it.
-pub(crate) fn declared_by_few(spec: &DeltaSpec) -> usize {
-    recurrence_memory(spec, threads(spec)) + 2 * 16
-}
+/// Floats of ChunkMatrices in kernels/delta_chunk.cuh: two matrices, and four numbers a row.
+const MATRIX_FLOATS: usize = 2 * CHUNK * CHUNK + 4 * CHUNK;
+
+/// Bytes of PrepareMemory in kernels/delta_chunk.cuh: dot products by parts, decays and weights of keys, and matrices.
+const PREPARE_MEMORY: usize =
+    4 * (DK_PARTS * 2 * CHUNK * (CHUNK + 8) + CHUNK * (2 * CHUNK + 4) + MATRIX_FLOATS);
+
+/// Bytes of shared memory that `delta_fused` declares, at most: its ChunkMemory, PrepareMemory and two flags, of which
+/// alignment to 16 makes 32 bytes. A test holds this to what is compiled, for blocks are spread by it.
+pub(crate) const DECLARED_BY_FEW: usize = CHUNK_MEMORY + PREPARE_MEMORY + 2 * 16;
 
 /// Bytes of shared memory that `delta_fused` asks for.
 fn shared_of_few(spec: &DeltaSpec, rows: usize) -> usize {
-    let raw = 2 * spec.key_dim + columns(spec);
-    4 * (rows * row_floats(spec) + (spec.conv_taps - 1 + rows) * raw)
+    let key = key_stride(spec);
+    let remembered = (PENDING + rows) * (key + COLUMNS + 2) + rows * key;
+    4 * (remembered + (spec.conv_taps - 1 + rows) * (2 * spec.key_dim + COLUMNS))
+}
+
+/// Bytes of shared memory that `delta_rule` asks for: two chunks, or one where keys are wide.
+fn shared_of_many(spec: &DeltaSpec) -> usize {
+    let stages = if key_columns(spec) > 128 { 1 } else { 2 };
+    4 * stages * (CHUNK * (2 * key_stride(spec) + COLUMNS) + MATRIX_FLOATS)
 }
 
 /// One layer's states.
@@ -56,18 +87,23 @@ pub(crate) struct States {
     spec: DeltaSpec,
     state: Block,
     history: Block,
-    updates: Block,
-}
-
-/// Blocks that share a head's columns.
-fn shares(value_dim: usize) -> usize {
-    if value_dim.is_multiple_of(32) { 4 } else { 1 }
+    keys: Block,
+    values: Block,
 }
 
 pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
+    let DeltaSpec {
+        conv_taps,
+        key_dim,
+        value_dim,
+        ..
+    } = spec;
     assert!(
-        (2..=8).contains(&spec.conv_taps) && spec.value_dim <= 256 && spec.key_dim <= 256,
-        "2 to 8 taps and heads of at most 256: {spec:?}"
+        (2..=8).contains(&conv_taps)
+            && key_dim <= 256
+            && key_dim.is_multiple_of(2)
+            && value_dim <= 256,
+        "2 to 8 taps and heads of at most 256, of keys an even number: {spec:?}"
     );
     let block = |values: usize| {
         Block::zeroed(
@@ -76,22 +112,15 @@ pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
             "memory for recurrent states",
         )
     };
-    let DeltaSpec {
-        value_heads,
-        key_dim,
-        value_dim,
-        conv_taps,
-        ..
-    } = spec;
+    let blocks = spec.value_heads * splits(&spec);
     Delta {
         spec,
         storage: Box::new(Arc::new(States {
             spec,
-            state: block(value_heads * key_dim * value_dim),
-            history: block((conv_taps - 1 + MAX_TENTATIVE) * spec.channels()),
-            updates: block(
-                MAX_TENTATIVE * value_heads * (shares(value_dim) * (1 + key_dim) + value_dim),
-            ),
+            state: block(blocks * key_columns(&spec) * COLUMNS),
+            history: block((spec.conv_taps - 1 + MAX_TENTATIVE) * spec.channels()),
+            keys: block(PENDING * spec.key_heads * spec.key_dim),
+            values: block(blocks * VALUE_FLOATS),
         })),
     }
 }
@@ -111,10 +140,10 @@ pub(crate) fn copy(cuda: &Cuda, delta: &Delta, from: usize, to: usize) {
     }
 }
 
-/// Where the parts of a slot lie, and the bytes of each: state, history and updates.
-fn slot_blocks(delta: &Delta, slot: usize) -> [(Address, usize); 3] {
-    let states = states(delta);
-    [&states.state, &states.history, &states.updates].map(|block| {
+/// Where the parts of a slot lie, and the bytes of each: state, history, keys and values.
+fn slot_blocks(delta: &Delta, slot: usize) -> [(Address, usize); 4] {
+    let s = states(delta);
+    [&s.state, &s.history, &s.keys, &s.values].map(|block| {
         let bytes = block.bytes / delta.spec.slots;
         (block.address + (slot * bytes) as Address, bytes)
     })
@@ -132,10 +161,20 @@ pub(crate) fn save(cuda: &Cuda, delta: &Delta, slot: usize) -> Vec<u8> {
     saved
 }
 
-/// Makes a slot what [`save`] has saved, if `bytes` are as many.
+/// Makes a slot what [`save`] has saved, if `bytes` are as many, and say of no more certain rows than a chunk can have
+/// that is not whole: kernels go by that number.
 pub(crate) fn load(cuda: &Cuda, delta: &Delta, slot: usize, mut bytes: &[u8]) -> bool {
     let blocks = slot_blocks(delta, slot);
     if blocks.iter().map(|(_, n)| n).sum::<usize>() != bytes.len() {
+        return false;
+    }
+    let [.., (_, n_values)] = blocks;
+    let values = &bytes[bytes.len() - n_values..];
+    let mut certain = values
+        .chunks_exact(4 * VALUE_FLOATS)
+        .map(|block| &block[..4]);
+    let first = certain.next().expect("a value head");
+    if first[0] as usize >= CHUNK || first[1..] != [0; 3] || certain.any(|other| other != first) {
         return false;
     }
     cuda.flush();
@@ -147,44 +186,17 @@ pub(crate) fn load(cuda: &Cuda, delta: &Delta, slot: usize, mut bytes: &[u8]) ->
     true
 }
 
-/// Parts of a column, as many as keep a thread's part in registers, and a block in 1024 threads.
-fn parts(value_dim: usize) -> usize {
-    if value_dim <= 128 { 8 } else { 4 }
-}
-
-/// Threads of a block that has a share of a head's columns, a part of a column each.
-fn threads(spec: &DeltaSpec) -> usize {
-    parts(spec.value_dim) * (spec.value_dim / shares(spec.value_dim)).next_multiple_of(8)
-}
-
-/// Parts of a column that a thread of `delta_rule` has: two, where its registers have room for them and two warps are
-/// left. Then half as many threads exchange half as many sums through shared memory.
-pub(crate) fn parts_of_rule(spec: &DeltaSpec) -> usize {
-    let has_two = parts(spec.value_dim) == 8 && spec.key_dim <= 128 && threads(spec) >= 128;
-    if has_two { 2 } else { 1 }
-}
-
-/// Kernel `name` of kernels/delta.cu, whose threads have so many parts of a column each.
-pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str, thread_parts: usize) -> Kernel {
-    let threads = threads(spec) / thread_parts;
+/// Kernel `name` of kernels/delta.cu.
+pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
     let mut kernel = Kernel::new("delta", name);
     kernel.defines.extend([
         ("DK", spec.key_dim),
         ("DV", spec.value_dim),
-        ("PARTS", parts(spec.value_dim)),
-        ("THREAD_PARTS", thread_parts),
-        ("COLUMN_SPLITS", shares(spec.value_dim)),
+        ("DK_PARTS", DK_PARTS),
         ("TAPS", spec.conv_taps),
-        ("THREADS", threads),
-        ("OUTPUT_ROWS", output_rows(threads)),
+        ("EXTRA_CHUNKS", EXTRA_CHUNKS),
     ]);
     kernel
-}
-
-/// Rows whose results a block of so many threads adds up and stores together: 2, 4 or 8, as its shared memory has room
-/// for.
-fn output_rows(threads: usize) -> usize {
-    1 << (2048 / threads).clamp(2, 8).ilog2()
 }
 
 /// Bytes of shared memory that `delta_fused` asks for, for the rows of a step, if they are few
@@ -192,7 +204,7 @@ fn output_rows(threads: usize) -> usize {
 fn fused(device: &Device, spec: &DeltaSpec, rows: &Rows) -> Option<usize> {
     let shared = shared_of_few(spec, rows.n);
     let fits = 4 * rows.seqs * (spec.key_heads + spec.value_heads) <= ARRIVALS_BYTES
-        && shared + declared_by_few(spec) + 1024 <= device.driver.shared;
+        && shared + DECLARED_BY_FEW + 1024 <= device.driver.shared;
     (rows.n <= FEW_ROWS && fits).then_some(shared)
 }
 
@@ -221,7 +233,8 @@ pub(crate) fn gated_delta(l: &Launch<'_>, op: &Op) {
     let memory = args::Delta {
         state: states.state.address,
         history: states.history.address,
-        updates: states.updates.address,
+        keys: states.keys.address,
+        values: states.values.address,
         batch: rows.address,
         nk: spec.key_heads as i32,
         nv: spec.value_heads as i32,
@@ -268,14 +281,16 @@ impl Step<'_> {
     }
 
     fn kernel(&self, name: &'static str) -> Kernel {
-        kernel(&self.spec, name, 1)
+        kernel(&self.spec, name)
     }
 
-    /// A block for each share of a value head, and each sequence, whose threads have so many parts of a column each.
-    fn grid(&self, thread_parts: usize) -> Grid {
-        let shares = shares(self.spec.value_dim);
-        let blocks = self.spec.value_heads * shares;
-        Grid::rect(blocks, self.rows.seqs, threads(&self.spec) / thread_parts)
+    /// A block for each share of a value head, and each sequence, which asks for so much shared memory.
+    fn grid(&self, shared: usize) -> Grid {
+        let blocks = self.spec.value_heads * splits(&self.spec);
+        Grid {
+            shared,
+            ..Grid::rect(blocks, self.rows.seqs, THREADS)
+        }
     }
 
     /// Launches one kernel for everything, which asks for `shared` bytes of shared memory.
@@ -294,22 +309,20 @@ impl Step<'_> {
         });
         let args = args.ptr(y).ptr(l.device.arrivals.address);
         let args = args.of(&epilogue.unwrap_or_default());
-        let grid = Grid {
-            shared,
-            ..self.grid(1)
-        };
-        let declared = declared_by_few(&self.spec);
-        let grid = l.device.driver.spread_few(grid, declared);
+        let driver = &l.device.driver;
+        let grid = driver.spread_few(self.grid(shared), DECLARED_BY_FEW);
         l.device.launch(&self.kernel("delta_fused"), grid, args);
     }
 
-    /// Launches the convolution with the gates, and then the rule.
+    /// Launches the convolution with the gates, what chunks have that does not depend on the state, and then the rule.
     fn launch_by_parts(&self) {
         let (device, spec) = (self.l.device, &self.spec);
         let y = self.l.address(self.op.outputs[0]);
         let (n, channels) = (self.rows.n, spec.channels());
         let mixed = device.arena.buffer(4 * n * channels);
         let gates = device.arena.buffer(8 * n * spec.value_heads);
+        let keys = spec.key_heads * spec.key_dim;
+        let known_keys = device.arena.buffer(4 * self.rows.seqs * PENDING * keys);
         let args = self.inputs().ptr(mixed.address);
         let args = self.gates().into_iter().fold(args, Args::ptr);
         let runs = self.rows.longest.div_ceil(CHUNK_ROWS);
@@ -318,21 +331,31 @@ impl Step<'_> {
             runs * self.rows.seqs,
             spec.key_dim.next_multiple_of(32),
         );
-        device.launch(&self.kernel("delta_conv"), grid, args.ptr(gates.address));
-        let args = Args::default()
-            .of(&self.memory)
-            .ptr(mixed.address)
+        let args = args.ptr(gates.address).ptr(known_keys.address);
+        device.launch(&self.kernel("delta_conv"), grid, args);
+        let chunks = n / CHUNK + EXTRA_CHUNKS * self.rows.seqs;
+        let matrices = device
+            .arena
+            .buffer(4 * chunks * spec.value_heads * MATRIX_FLOATS);
+        let args = Args::default().of(&self.memory).ptr(mixed.address);
+        let prepare = args
             .ptr(gates.address)
+            .ptr(known_keys.address)
+            .ptr(matrices.address);
+        let longest = (PENDING + self.rows.longest).div_ceil(CHUNK);
+        let grid = Grid {
+            shared: 4 * 2 * CHUNK * key_stride(spec),
+            ..Grid::rect(longest * self.rows.seqs, spec.key_heads, THREADS)
+        };
+        device.launch(&self.kernel("delta_prepare"), grid, prepare);
+        let args = Args::default().of(&self.memory).ptr(mixed.address);
+        let args = args
+            .ptr(matrices.address)
+            .ptr(known_keys.address)
             .ptr(y)
             .ptr(self.at(0));
-        let parts = parts_of_rule(spec);
-        let grid = Grid {
-            shared: 4 * 2 * ROWS_AHEAD * row_floats(spec),
-            ..self.grid(parts)
-        };
-        let grid = device
-            .driver
-            .spread(grid, recurrence_memory(spec, grid.threads));
-        device.launch(&kernel(spec, "delta_rule", parts), grid, args);
+        let grid = self.grid(shared_of_many(spec));
+        let grid = device.driver.spread(grid, CHUNK_MEMORY);
+        device.launch(&self.kernel("delta_rule"), grid, args);
     }
 }

@@ -1,9 +1,9 @@
 //! The gated delta rule.
 
 use super::{gpu, noise};
-use crate::DryRun;
 use crate::driver::Driver;
 use crate::machine::Grid;
+use crate::{Cuda, DryRun};
 use backend::{
     Activation, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Record, Row, Store, Tensor,
 };
@@ -37,6 +37,17 @@ impl Heads {
             value_dim: 128,
         }
     }
+
+    fn spec(self) -> DeltaSpec {
+        DeltaSpec {
+            slots: 2,
+            key_heads: self.keys,
+            value_heads: self.values,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            conv_taps: 4,
+        }
+    }
 }
 
 /// Steps with such heads, of so many rows and certain ones, of which so many others stay,
@@ -48,14 +59,7 @@ fn delta_rows(
     kept: &[usize],
     tell: impl Fn(Tensor) -> Tensor,
 ) -> [Tensor; 3] {
-    let spec = DeltaSpec {
-        slots: 2,
-        key_heads: heads.keys,
-        value_heads: heads.values,
-        key_dim: heads.key_dim,
-        value_dim: heads.value_dim,
-        conv_taps: 4,
-    };
+    let spec = heads.spec();
     let (channels, value_heads, dim) = (spec.channels(), heads.values, heads.value_dim);
     let weights = DeltaWeights {
         conv: b.upload(channels, 4, &noise(8, 4 * channels)),
@@ -115,7 +119,7 @@ fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
         x
     };
     let down = |x: &Tensor| cuda.download(x).into_owned();
-    let steps: [(&[_], &[_]); 8] = [
+    let steps: [(&[_], &[_]); 11] = [
         (&[(7, 3), (6, 1), (10, 10)], &[2, 4]),
         (&[(16, 16), (4, 4)], &[0]),
         (&[(14, 2), (18, 18)], &[0]),
@@ -124,9 +128,13 @@ fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
         (&[(3, 0), (17, 1), (18, 18)], &[1, 0]),
         (&[(18, 3), (15, 15)], &[2]),
         (&[(18, 3), (17, 17)], &[0]),
+        // As many rows are remembered as can be, and rows of drafts make chunks whole.
+        (&[(31, 15), (9, 9)], &[16]),
+        (&[(31, 15), (1, 1), (8, 8)], &[16, 0]),
+        (&[(17, 1), (16, 0), (7, 7)], &[16, 16]),
     ];
-    // Threads of many rows' kernel have two parts of a column each, of four (256 columns) and in blocks of 64 threads
-    // (32 columns) one.
+    // Blocks take 32 columns of values: also several of them, part of one, and half of what a warp takes; and keys are
+    // padded to 64 columns.
     let wide = Heads {
         key_dim: 64,
         value_dim: 256,
@@ -142,20 +150,34 @@ fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
         value_dim: 80,
         ..Heads::of_qwen(2, 2)
     };
-    for heads in [
-        Heads::of_qwen(2, 4),
-        Heads::of_qwen(3, 9),
-        wide,
-        narrow,
-        odd,
-    ] {
-        let all = delta_rows(&cuda, heads, &[(20, 20)], &[], |x| x);
+    let few = Heads {
+        key_dim: 16,
+        value_dim: 24,
+        ..Heads::of_qwen(2, 4)
+    };
+    // Values are copied one by one, and shared memory has room for one chunk only.
+    let uneven = Heads {
+        value_dim: 18,
+        ..Heads::of_qwen(1, 2)
+    };
+    let wide_keys = Heads {
+        key_dim: 192,
+        value_dim: 32,
+        ..Heads::of_qwen(1, 2)
+    };
+    // Also more value heads a key head than are prepared at once.
+    let heads = [(2, 4), (3, 9), (1, 6)].map(|(keys, values)| Heads::of_qwen(keys, values));
+    let others = [wide, narrow, odd, few, uneven, wide_keys];
+    for heads in heads.into_iter().chain(others) {
+        let all = [20, 40].map(|n| delta_rows(&cuda, heads, &[(n, n)], &[], |x| x));
         for (steps, kept) in steps {
+            let rows = steps.iter().map(|step| step.1).chain(kept.iter().copied());
+            let all = &all[usize::from(rows.sum::<usize>() > 20)];
             for some in [
                 delta_rows(&cuda, heads, steps, kept, |x| x),
                 delta_rows(&cuda, heads, steps, kept, tell),
             ] {
-                for (i, (got, all)) in some.iter().zip(&all).enumerate() {
+                for (i, (got, all)) in some.iter().zip(all).enumerate() {
                     let (got, all) = (down(got), down(all));
                     let same = got[..] == all[all.len() - got.len()..];
                     assert!(same, "tensor {i} of {steps:?}, {kept:?} stay, {heads:?}");
@@ -199,4 +221,29 @@ fn spread_blocks_leave_no_multiprocessor_without_one() {
         200 << 10,
         "what it asks for already"
     );
+}
+
+/// A slot's saved bytes are not believed where kernels would go by them.
+#[test]
+fn slots_are_not_loaded_with_more_rows_than_a_chunk_has() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    let heads = Heads::of_qwen(1, 2);
+    let mut state = cuda.delta(heads.spec());
+    let saved = cuda.delta_save(&state, 0);
+    assert!(cuda.delta_load(&mut state, 1, &saved));
+    assert!(!cuda.delta_load(&mut state, 1, &saved[1..]));
+    // Both heads have four blocks, at the end of a slot.
+    let block = 4 * (4 + 31 * (4 + 64));
+    let with = |rows: &[(usize, u8)]| {
+        let mut bytes = saved.clone();
+        for &(back, n) in rows {
+            let at = bytes.len() - back * block;
+            bytes[at] = n;
+        }
+        bytes
+    };
+    let all = |n| (1..=8).map(|back| (back, n)).collect::<Vec<_>>();
+    assert!(cuda.delta_load(&mut state, 1, &with(&all(15))));
+    assert!(!cuda.delta_load(&mut state, 1, &with(&all(16))));
+    assert!(!cuda.delta_load(&mut state, 1, &with(&[(3, 1)])));
 }

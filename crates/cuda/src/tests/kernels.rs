@@ -72,9 +72,9 @@ fn delta_spec(key_dim: usize, value_dim: usize) -> DeltaSpec {
     }
 }
 
-/// The delta rule for heads of so many columns of keys and of values, and so many parts of a column a thread.
-fn delta(key_dim: usize, value_dim: usize, thread_parts: usize) -> Kernel {
-    delta::kernel(&delta_spec(key_dim, value_dim), "", thread_parts)
+/// The delta rule for heads of so many columns of keys and of values.
+fn delta(key_dim: usize, value_dim: usize) -> Kernel {
+    delta::kernel(&delta_spec(key_dim, value_dim), "")
 }
 
 /// Every file of kernels with the numbers that models need; for other
@@ -122,7 +122,7 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
             all.extend(more.map(|(format, head)| attention(format, head)));
         }
     }
-    all.extend([delta(128, 128, 1), delta(128, 128, 2)]);
+    all.push(delta(128, 128));
     let mut packings = vec![Packing::Plain, codes(4, 64)];
     if first {
         all.extend([
@@ -130,13 +130,7 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
             prompts("bf16", 256, false),
             prompts("f16", 512, false),
         ]);
-        // Also a block of 640 threads.
-        all.extend([
-            delta(64, 256, 1),
-            delta(24, 80, 1),
-            delta(24, 80, 2),
-            delta(128, 120, 2),
-        ]);
+        all.extend([delta(64, 256), delta(24, 80), delta(256, 64)]);
         packings.push(Packing::E4m3 { group: 64 });
         packings.extend([3, 4].map(|bits| Packing::Rotated { bits }));
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
@@ -214,8 +208,9 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("attention_pipelined", 200, 7400),
     ("attention_wgmma", 168, 9000),
     ("attention", 204, 5500),
-    ("delta_rule", 128, 2400),
-    ("delta_fused", 128, 4000),
+    ("delta_prepare", 100, 2600),
+    ("delta_rule", 128, 3000),
+    ("delta_fused", 128, 5600),
     ("delta_conv", 42, 1500),
     ("add_norm", 64, 2600),
     ("rms_norm_glu", 64, 2750),
@@ -251,8 +246,9 @@ const FOLDED_BUDGETS: &[(&str, usize, usize)] = &[
     ("moe_dense_norm", 160, 8200),
 ];
 
-/// Most registers and instructions of the delta rule where threads have two parts of a column each.
-const TWO_PART_BUDGETS: &[(&str, usize, usize)] = &[("delta_rule", 224, 3400)];
+/// Most registers and instructions of the delta rule where keys have 256 columns.
+const WIDE_KEY_BUDGETS: &[(&str, usize, usize)] =
+    &[("delta_rule", 200, 3000), ("delta_fused", 152, 5600)];
 
 /// The budget of kernel `name` of `kernel`.
 fn budget(kernel: &Kernel, name: &str) -> (usize, usize) {
@@ -264,8 +260,8 @@ fn budget(kernel: &Kernel, name: &str) -> (usize, usize) {
         PACKED_BUDGETS
     } else if kernel.defines.contains(&("ROW_FOLD", ROW_FOLD)) {
         FOLDED_BUDGETS
-    } else if kernel.defines.contains(&("THREAD_PARTS", 2)) {
-        TWO_PART_BUDGETS
+    } else if kernel.defines.contains(&("DK", 256)) {
+        WIDE_KEY_BUDGETS
     } else {
         &[]
     };
@@ -333,12 +329,12 @@ fn the_delta_rule_of_few_rows_declares_what_its_blocks_are_spread_by() {
     }
     for (key_dim, value_dim) in [(128, 128), (64, 256), (24, 80)] {
         let spec = delta_spec(key_dim, value_dim);
-        let report = compile::report(90, &delta::kernel(&spec, "", 1)).unwrap();
+        let report = compile::report(90, &delta::kernel(&spec, "")).unwrap();
         let (_, usage) = report
             .iter()
             .find(|(name, _)| name.starts_with("delta_fused"))
             .expect("a kernel for few rows");
-        let declared = delta::declared_by_few(&spec);
+        let declared = delta::DECLARED_BY_FEW;
         // Where the compiler puts both flags behind one another, 16 less.
         assert!(
             [declared, declared - 16].contains(&usage.shared),
