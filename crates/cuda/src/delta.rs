@@ -37,7 +37,7 @@ const EXTRA_CHUNKS: usize = 3;
 
 /// Floats of a block's remembered values: a header of four, of which one is the number of certain rows, and of each row
 /// its gates, x and d, as kernels/delta_chunk.cuh says.
-const VALUE_FLOATS: usize = 4 + PENDING * (4 + 2 * COLUMNS);
+const REMEMBERED_FLOATS: usize = 4 + PENDING * (4 + 2 * COLUMNS);
 
 /// Blocks that share a head's columns of values.
 fn splits(spec: &DeltaSpec) -> usize {
@@ -120,7 +120,7 @@ pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
             state: block(blocks * key_columns(&spec) * COLUMNS),
             history: block((spec.conv_taps - 1 + MAX_TENTATIVE) * spec.channels()),
             keys: block(PENDING * spec.key_heads * spec.key_dim),
-            values: block(blocks * VALUE_FLOATS),
+            values: block(blocks * REMEMBERED_FLOATS),
         })),
     }
 }
@@ -171,7 +171,7 @@ pub(crate) fn load(cuda: &Cuda, delta: &Delta, slot: usize, mut bytes: &[u8]) ->
     let [.., (_, n_values)] = blocks;
     let values = &bytes[bytes.len() - n_values..];
     let mut certain = values
-        .chunks_exact(4 * VALUE_FLOATS)
+        .chunks_exact(4 * REMEMBERED_FLOATS)
         .map(|block| &block[..4]);
     let first = certain.next().expect("a value head");
     if first[0] as usize >= CHUNK || first[1..] != [0; 3] || certain.any(|other| other != first) {
