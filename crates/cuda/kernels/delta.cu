@@ -100,10 +100,11 @@ DEVICE void l2_normalise(float *x, bool query, int columns) {
 }
 DEVICE float decay_of(float decay, float a, float bias) { return exp_(decay * softplus_(a + bias)); }
 
-// Block (i, chunk of rows and sequence): the convolution of DK channels. Those of a query or a key (queries first) are
-// then normalized, a warp a row, and become their two parts of f16 in place; sums of squares: 32 partial sums and a
-// tree. The last block computes the gates: [n, nv, 2] decay and beta. The first blocks of a sequence's keys copy what
-// the slot remembers of them to `known_keys`, [seqs, nk, PENDING, dk]: `delta_rule` overwrites what the slot has.
+// Block (i, run of CONVOLUTION_ROWS rows and sequence): the convolution of DK channels. Those of a query or a key
+// (queries first) are then normalized, a warp a row, and become their two parts of f16 in place; sums of squares: 32
+// partial sums and a tree. The last block computes the gates: [n, nv, 2] decay and beta. The first blocks of a
+// sequence's keys copy what the slot remembers of them to `known_keys`, [seqs, nk, PENDING, dk]: `delta_rule`
+// overwrites what the slot has.
 KERNEL __launch_bounds__(256)
     delta_conv(Delta d, const float *qkv, const float *conv, float *mixed, const float *b, const float *a,
                const float *decay, const float *bias, float *gates, float *known_keys) {
@@ -111,8 +112,8 @@ KERNEL __launch_bounds__(256)
     const int head = blockIdx.x, c = head * DK + threadIdx.x;
     const u32 number = blockIdx.y % d.batch.seqs();
     const u32 *seq = d.batch.seq(number);
-    const u32 start = seq[SEQ_START], from = blockIdx.y / d.batch.seqs() * CHUNK_ROWS,
-              to = min(from + CHUNK_ROWS, seq[SEQ_ROWS]);
+    const u32 start = seq[SEQ_START], from = blockIdx.y / d.batch.seqs() * CONVOLUTION_ROWS,
+              to = min(from + CONVOLUTION_ROWS, seq[SEQ_ROWS]);
     if (from == 0 && head >= d.nk && head < 2 * d.nk) {
         const int key_head = head - d.nk;
         const u32 known = Span(seq, values_of(d, seq, 0)).known;
@@ -183,7 +184,7 @@ DEVICE void copy_key(u32 to, const float *from, int lane) {
         else cp_async_4(at, from + i);
     }
 }
-// Its share of `count` values.
+// Lane `lane` of LANES copies its share of `count` values to shared memory.
 template <int LANES>
 DEVICE void copy_values(u32 to, const float *from, int count, int lane) {
     constexpr int piece = DV % 4 == 0 ? 4 : 1;

@@ -2,8 +2,9 @@
 //
 //   S = S decay + k (beta (v - (S decay) k))     y = S q     a state S of [dk, dv] a value head
 //
-// A sequence's rows are cut into chunks of CHUNK, counted from its first one. A chunk's rows read the state S before
-// the chunk, and what the rows before them in the chunk add to it: row i adds k_i d_i.
+// A sequence's rows are cut into chunks of CHUNK, counted from its first one. A block has COLUMNS columns of values. A
+// chunk's rows read the state S before the chunk, and what the rows before them in the chunk add to it: row i adds k_i
+// d_i.
 //
 //   decay(i, j)  product of the decays of rows i + 1 .. j, in this order; i = -1 is the state before the chunk
 //   x_j = v_j - decay(-1, j) S k_j
@@ -33,13 +34,11 @@ struct Delta {
     int nk, nv, dk, dv, channels;
 };
 
-#define CHUNK 16
 #define PENDING (CHUNK - 1 + TENTATIVE) // rows since a slot's state, at most
 // Keys and queries are in two parts of f16 that add up to KEY_SCALE times the number: dk high ones, then dk low ones.
 #define KEY_SCALE 256.0f
 
 // ---- what is remembered of a slot
-#define COLUMNS 32 // of values, of a block
 #define SPLITS ((DV + COLUMNS - 1) / COLUMNS)
 #define KEY_COLUMNS ((DK + 16 * DK_PARTS - 1) / (16 * DK_PARTS) * (16 * DK_PARTS)) // dk, and zeros
 #define WARPS (2 * DK_PARTS)
@@ -151,13 +150,20 @@ struct Weights {
     float decays[CHUNK][CHUNK];       // decay(i, j) as [j][i]
     float keys[CHUNK][WEIGHT_STRIDE]; // -decay(i, j) (k_i k_j) as [i][j]
 };
-// Of keys, and of queries: dot products with keys, by parts of dk.
-struct Dots {
-    float v[DK_PARTS][2][CHUNK][DOT_STRIDE];
+// Products of keys (0) and of queries (1), by parts of dk.
+template <int STRIDE>
+struct Products {
+    float v[DK_PARTS][2][CHUNK][STRIDE];
+    DEVICE float sum(int what, int row, int column) const {
+        float sum = v[0][what][row][column];
+#pragma unroll
+        for (int p = 1; p < DK_PARTS; p++) sum += v[p][what][row][column];
+        return sum;
+    }
 };
+using Dots = Products<DOT_STRIDE>; // with keys
 struct ChunkMemory {
-    // Of keys, and of queries: products with the state, by parts of dk.
-    float products[DK_PARTS][2][CHUNK][PRODUCT_STRIDE];
+    Products<PRODUCT_STRIDE> products; // with the state
     float x[CHUNK][COLUMNS], d[CHUNK][D_STRIDE];
 };
 // What only steps of few rows have, whose blocks make the matrices of a chunk themselves.
@@ -175,6 +181,11 @@ struct ChunkRows {
     const ChunkMatrices *matrices;
     int count, known; // rows
 };
+// Where the lane's row `j` of a matrix of 16 rows and 16 columns of keys or queries `rows` lies, as `load_matrices`
+// takes it.
+DEVICE u32 matrix_row(const float *rows, int j, int column) {
+    return smem_address(rows + j * KEY_STRIDE) + 2 * column + ((threadIdx.x & 31) >> 4) * 16;
+}
 // Which rows of a chunk are computed. WHOLE: 16 new ones. SOME: those that are not known. FEW: those, at most 8, whose
 // keys and queries are one matrix of 16 rows.
 enum Mode { WHOLE, SOME, FEW };
@@ -187,8 +198,7 @@ struct Operands {
     DEVICE Operands(const ChunkRows &rows, int column) {
         const int lane = threadIdx.x & 31, row = lane & 15;
         auto address = [&](const float *from, int j) {
-            return smem_address(from + (MODE == WHOLE ? j : min(j, rows.count - 1)) * KEY_STRIDE) + 2 * column +
-                   (lane >> 4) * 16;
+            return matrix_row(from, MODE == WHOLE ? j : min(j, rows.count - 1), column);
         };
         if constexpr (MODE == FEW) at[0] = address(row < 8 ? rows.keys : rows.queries, rows.known + (row & 7));
         else {
@@ -254,15 +264,8 @@ static_assert(THREADS == CHUNK * CHUNK);
 DEVICE void compute_weights(ChunkMatrices &to, Weights &weights, const Dots &dots) {
     const int i = threadIdx.x % CHUNK, j = threadIdx.x / CHUNK;
     const float decay = weights.decays[j][i] * (1.0f / KEY_SCALE / KEY_SCALE);
-    float sums[2];
-#pragma unroll
-    for (int what = 0; what < 2; what++) {
-        sums[what] = dots.v[0][what][j][i];
-#pragma unroll
-        for (int p = 1; p < DK_PARTS; p++) sums[what] += dots.v[p][what][j][i];
-    }
-    weights.keys[i][j] = -decay * sums[0];
-    to.query_weights[j][i] = decay * sums[1];
+    weights.keys[i][j] = -decay * dots.sum(0, j, i);
+    to.query_weights[j][i] = decay * dots.sum(1, j, i);
 }
 // The solution, by a warp: a lane has a column.
 DEVICE void compute_solution(ChunkMatrices &to, const Weights &weights, const float *gates, int count) {
@@ -279,13 +282,6 @@ DEVICE void compute_solution(ChunkMatrices &to, const Weights &weights, const fl
         for (int l = j + 1; l < CHUNK; l++) sums[l] = fmaf(weights.keys[j][l], v, sums[l]);
     }
 }
-DEVICE float sum_of_parts(const ChunkMemory &m, int what, int row) {
-    const int lane = threadIdx.x & 31;
-    float sum = m.products[0][what][row][lane];
-#pragma unroll
-    for (int p = 1; p < DK_PARTS; p++) sum += m.products[p][what][row][lane];
-    return sum;
-}
 static_assert(CHUNK == 2 * WARPS);
 // Adds to `sum` rows i <= j, the lane's column of each, times weights[j][i].
 template <int N>
@@ -295,7 +291,8 @@ DEVICE float sum_of_rows(float sum, const float (&weights)[CHUNK][CHUNK], const 
         if (i <= j) sum = fmaf(weights[j][i], rows[i][threadIdx.x & 31], sum);
     return sum;
 }
-// The same for rows j (below 8) and j + 8 of a whole chunk.
+// Adds to sums[0] rows i <= j times weights[j][i], and to sums[1] rows i <= j + 8 times weights[j + 8][i]: the lane's
+// column of each. `j` is below 8.
 template <int N>
 DEVICE void sum_of_rows(float (&sums)[2], const float (&weights)[CHUNK][CHUNK], const float (&rows)[CHUNK][N], int j) {
     const int lane = threadIdx.x & 31;
@@ -331,9 +328,7 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
               pair = 2 * (lane & 3), column = part * (8 * TILES);
     const int known = MODE == WHOLE ? 0 : rows.known, count = MODE == WHOLE ? CHUNK : rows.count;
     const ChunkMatrices &matrices = *rows.matrices;
-    if (!IS_PREPARED) {
-        compute_dots(own->dots, rows);
-    }
+    if (!IS_PREPARED) compute_dots(own->dots, rows);
     float maxima[4] = {};
 #pragma unroll
     for (int t = 0; t < TILES; t++)
@@ -362,7 +357,7 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
     for (int i = 0; i < Operands<MODE>::COUNT; i++)
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            operands.store(m.products[part], i, rows, 16 * group + 8 * n + pair, products[i][n], down);
+            operands.store(m.products.v[part], i, rows, 16 * group + 8 * n + pair, products[i][n], down);
     __syncthreads();
     if (!IS_PREPARED) compute_weights(own->matrices, own->weights, own->dots);
     // Columns that a head does not have are zeros: all columns of a warp have one scale.
@@ -371,7 +366,7 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
     for (int j = warp; j < CHUNK; j += WARPS) {
         if (j >= count) break;
         const float v = exists ? rows.values[j * COLUMNS + lane] : 0.0f;
-        m.x[j][lane] = j < known ? v : fmaf(-matrices.from_state[j], sum_of_parts(m, 0, j), v);
+        m.x[j][lane] = j < known ? v : fmaf(-matrices.from_state[j], m.products.sum(0, j, lane), v);
         if (j < known) m.d[j][lane] = rows.known_d[j * VALUE_FLOATS + lane];
     }
     __syncthreads();
@@ -404,7 +399,7 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
         Split<4> a;
 #pragma unroll
         for (int i = 0; i < 4; i++) a.set(i, added[i][0] * up, added[i][1] * up);
-        const u32 keys = smem_address(rows.keys + (lane & 15) * KEY_STRIDE) + 2 * column + (lane >> 4) * 16;
+        const u32 keys = matrix_row(rows.keys, lane & 15, column);
 #pragma unroll
         for (int t = 0; t < TILES; t += 2) {
             Split<4> k;
@@ -422,14 +417,14 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
     if constexpr (MODE == WHOLE) {
         float y[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) y[i] = matrices.from_state[warp + 8 * i] * sum_of_parts(m, 1, warp + 8 * i);
+        for (int i = 0; i < 2; i++) y[i] = matrices.from_state[warp + 8 * i] * m.products.sum(1, warp + 8 * i, lane);
         sum_of_rows(y, matrices.query_weights, m.d, warp);
         store(warp, y[0]);
         store(warp + 8, y[1]);
     } else
 #pragma unroll 1
         for (int j = known + warp; j < count; j += WARPS)
-            store(j, sum_of_rows(matrices.from_state[j] * sum_of_parts(m, 1, j), matrices.query_weights, m.d, j));
+            store(j, sum_of_rows(matrices.from_state[j] * m.products.sum(1, j, lane), matrices.query_weights, m.d, j));
 }
 // The block's part of all rows, chunk by chunk: `load(first)` says where those from `first` on are, with all threads
 // having met since they were loaded and since the last chunk.

@@ -69,9 +69,9 @@ pub(crate) const HEAD_WARPS: usize = 8;
 pub(crate) const VALUE_ROWS: usize = 8;
 
 /// Rows whose convolution is one block's in the delta rule, where one kernel does not take them all.
-pub(crate) const CHUNK_ROWS: usize = 32;
+pub(crate) const CONVOLUTION_ROWS: usize = 32;
 
-/// Rows that are loaded at once by the convolution and by the gated delta rule, where one kernel does not take them all.
+/// Rows that a thread of the delta rule's convolution loads at once, where one kernel does not take them all.
 pub(crate) const ROWS_AHEAD: usize = 8;
 
 /// The numbers that a file of kernels is compiled with.
@@ -111,7 +111,7 @@ pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
             ("VALUE_ROWS", VALUE_ROWS),
         ],
         "delta" => vec![
-            ("CHUNK_ROWS", CHUNK_ROWS),
+            ("CONVOLUTION_ROWS", CONVOLUTION_ROWS),
             ("ROWS_AHEAD", ROWS_AHEAD),
             ("TENTATIVE", backend::MAX_TENTATIVE),
         ],

@@ -2,7 +2,7 @@
 
 use crate::args;
 use crate::args::{Address, Args};
-use crate::constants::CHUNK_ROWS;
+use crate::constants::CONVOLUTION_ROWS;
 use crate::elementwise::number;
 use crate::launch::{ARRIVALS_BYTES, Device, Launch};
 use crate::machine::Grid;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;
 
-/// Columns of values of a block, a lane each in its warps.
+/// Columns of values that a block has.
 const COLUMNS: usize = 32;
 
 /// Parts of the columns of keys, that many pairs of warps have.
@@ -193,6 +193,8 @@ pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
         ("DK", spec.key_dim),
         ("DV", spec.value_dim),
         ("DK_PARTS", DK_PARTS),
+        ("CHUNK", CHUNK),
+        ("COLUMNS", COLUMNS),
         ("TAPS", spec.conv_taps),
         ("EXTRA_CHUNKS", EXTRA_CHUNKS),
     ]);
@@ -325,7 +327,7 @@ impl Step<'_> {
         let known_keys = device.arena.buffer(4 * self.rows.seqs * PENDING * keys);
         let args = self.inputs().ptr(mixed.address);
         let args = self.gates().into_iter().fold(args, Args::ptr);
-        let runs = self.rows.longest.div_ceil(CHUNK_ROWS);
+        let runs = self.rows.longest.div_ceil(CONVOLUTION_ROWS);
         let grid = Grid::rect(
             channels.div_ceil(spec.key_dim),
             runs * self.rows.seqs,
