@@ -40,15 +40,6 @@ struct GatedProjection {
     int activation, columns, rows; // columns of the gate, rows of the projection
 };
 
-// Sends 16 bytes to the same place of a block of the cluster, and has the barrier there count them.
-DEVICE void send_to_block(u32 block, void *to, u64 *barrier, const float4 &v) {
-    asm volatile("{.reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %2; "
-                 "mapa.shared::cluster.u32 barrier, %1, %2; "
-                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, "
-                 "[barrier];}" ::"r"(smem_address(to)),
-                 "r"(smem_address(barrier)), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-}
 // How many row tiles `row_tiles` of them are with those that lie beside the last ones in memory.
 DEVICE int with_neighbors(int row_tiles) { return (row_tiles + INTERLEAVE - 1) / INTERLEAVE * INTERLEAVE; }
 
@@ -166,8 +157,8 @@ KERNEL __launch_bounds__(THREADS, 1)
     for (int i = threadIdx.x; i < here * (COLUMNS / 4) * GATED_BLOCKS; i += THREADS) {
         const int four = i / GATED_BLOCKS % (COLUMNS / 4) * 4, row = i / (GATED_BLOCKS * (COLUMNS / 4));
         if (four < gate_count * 16)
-            send_to_block(i % GATED_BLOCKS, &gated[row * MOST_COLUMNS + gate_tile * 16 + four], &gate_is_there,
-                          *(const float4 *) &outgoing[row * COLUMNS + four]);
+            send_to_block(i % GATED_BLOCKS, smem_address(&gated[row * MOST_COLUMNS + gate_tile * 16 + four]),
+                          smem_address(&gate_is_there), *(const float4 *) &outgoing[row * COLUMNS + four]);
     }
     mbarrier_wait_cluster(smem_address(&gate_is_there), 0);
     const Activations inner = {(u16 *) scratch, (float *) (scratch + VALUES_BYTES), MOST_COLUMNS};

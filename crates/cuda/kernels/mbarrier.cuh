@@ -65,10 +65,36 @@ DEVICE u32 cluster_rank() {
 #endif
     return v;
 }
-DEVICE void cluster_sync() {
+DEVICE void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
+}
+DEVICE void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+DEVICE void cluster_sync() {
+    cluster_arrive();
+    cluster_wait();
+}
+// Sends a number, or four, to the same place of block `rank` of the cluster. The barrier at the same place of that
+// block counts the bytes.
+DEVICE void send_to_block(u32 rank, u32 to, u32 barrier, float v) {
+    asm volatile("{.reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %2; "
+                 "mapa.shared::cluster.u32 barrier, %1, %2; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [barrier];}" ::"r"(to),
+                 "r"(barrier), "r"(rank), "f"(v)
+                 : "memory");
+}
+DEVICE void send_to_block(u32 rank, u32 to, u32 barrier, const float4 &v) {
+    asm volatile("{.reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %2; "
+                 "mapa.shared::cluster.u32 barrier, %1, %2; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, "
+                 "[barrier];}" ::"r"(to),
+                 "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 }
 // Arrives at the barrier that lies at the same place of block `rank` of the cluster, after what the thread has read of
 // its own block's shared memory. A release at the cluster's scope would wait for all of its stores, too

@@ -47,12 +47,8 @@ DEVICE void row_sums(const ThreadSum<FOLD> (&own)[N], float (&sums)[N], RowParti
         if (lane < blocks)
 #pragma unroll
             for (int i = 0; i < N; i++)
-                asm volatile("{.reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %2; "
-                             "mapa.shared::cluster.u32 barrier, %1, %2; "
-                             "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [barrier];}" ::"r"(
-                                 smem_address(&partials.v[i][cluster_rank() * warps + warp])),
-                             "r"(smem_address(&partials.received)), "r"(lane), "r"(__float_as_uint(v[i][0]))
-                             : "memory");
+                send_to_block(lane, smem_address(&partials.v[i][cluster_rank() * warps + warp]),
+                              smem_address(&partials.received), v[i][0]);
         mbarrier_wait_cluster(smem_address(&partials.received), 0);
 #endif
     }
