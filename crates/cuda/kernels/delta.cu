@@ -7,16 +7,16 @@
 //   many rows: delta_conv; delta_prepare (what does not depend on the state, for all chunks at once); delta_rule
 //   few rows:  delta_fused, which also does the norm and the gate that follow
 
-// A channel's convolution with SiLU: calls f(row, value) for a sequence's rows from..to. Its input is loaded ROWS_AHEAD
-// rows at a time, the first by the constructor.
+// A channel's convolution with SiLU, of rows from..to of a sequence. Its input is loaded ROWS_AHEAD rows at a time, the
+// first by the constructor.
 #define HISTORY (TAPS - 1)
 struct Convolution {
-    const float *x;
-    int channels;
+    const float *next; // row to load
+    u32 left, stride;
     float taps[TAPS], window[HISTORY], now[ROWS_AHEAD];
     DEVICE Convolution(const Delta &d, const float *qkv, const float *conv, const u32 *seq, int c, u32 from, u32 to)
-        : x(qkv + (u64) seq[SEQ_START] * d.channels + c), channels(d.channels) {
-        const float *history = d.history + (u64) seq[SEQ_SLOT] * (HISTORY + TENTATIVE) * channels + c;
+        : next(qkv + (u64) (seq[SEQ_START] + from) * d.channels + c), left(to - from), stride(d.channels) {
+        const float *history = d.history + (u64) seq[SEQ_SLOT] * (HISTORY + TENTATIVE) * d.channels + c;
         const u32 kept = seq[SEQ_KEPT];
         const bool is_new = seq[SEQ_NEW];
 #pragma unroll
@@ -24,35 +24,40 @@ struct Convolution {
 #pragma unroll
         for (int j = 0; j < HISTORY; j++) {
             const int row = (int) from - HISTORY + j;
-            window[j] = row >= 0 ? x[(u64) row * channels]
+            window[j] = row >= 0 ? next[(long long) (j - HISTORY) * stride]
                         : is_new ? 0.0f
-                                 : history[(u64) (kept + HISTORY + row) * channels];
+                                 : history[(u64) (kept + HISTORY + row) * d.channels];
         }
-        prefetch(from, to);
+        prefetch();
     }
-    DEVICE void prefetch(u32 from, u32 to) {
+    DEVICE void prefetch() {
 #pragma unroll
-        for (int j = 0; j < ROWS_AHEAD; j++) now[j] = from + j < to ? x[(u64) (from + j) * channels] : 0.0f;
+        for (u32 j = 0; j < ROWS_AHEAD; j++, next += stride) now[j] = j < left ? *next : 0.0f;
     }
-    template <class F>
-    DEVICE void run(u32 from, u32 to, F f) {
+    // The column of rows that starts at `to`, N floats from row to row; after the last row to a multiple of ROWS_AHEAD
+    // something else.
+    template <int N>
+    DEVICE void run(float *to) {
 #pragma unroll 1
         while (true) {
 #pragma unroll
             for (int i = 0; i < ROWS_AHEAD; i++) {
-                if (from + i >= to) return;
                 float sum = 0.0f;
 #pragma unroll
                 for (int j = 0; j < HISTORY; j++) sum = fmaf(taps[j], window[j], sum);
-                f(from + i, silu_(fmaf(taps[HISTORY], now[i], sum)));
+                to[i * N] = silu_(fmaf(taps[HISTORY], now[i], sum));
 #pragma unroll
                 for (int j = 0; j + 1 < HISTORY; j++) window[j] = window[j + 1];
                 window[HISTORY - 1] = now[i];
             }
-            prefetch(from += ROWS_AHEAD, to);
+            if (left <= ROWS_AHEAD) return;
+            left -= ROWS_AHEAD;
+            to += ROWS_AHEAD * N;
+            prefetch();
         }
     }
 };
+static_assert(CONVOLUTION_ROWS % ROWS_AHEAD == 0);
 // Moves a channel's history on to what the next step starts from: the rows before the first tentative one, then those.
 // Nobody reads the old one any more.
 DEVICE void shift_history(const Delta &d, const float *qkv, const u32 *seq, int c) {
@@ -101,15 +106,16 @@ DEVICE void l2_normalise(float *x, bool query, int columns) {
 DEVICE float decay_of(float decay, float a, float bias) { return exp_(decay * softplus_(a + bias)); }
 
 // Block (i, run of CONVOLUTION_ROWS rows and sequence): the convolution of DK channels. Those of a query or a key
-// (queries first) are then normalized, a warp a row, and become their two parts of f16 in place; sums of squares: 32
-// partial sums and a tree. The last block computes the gates: [n, nv, 2] decay and beta. The first blocks of a
-// sequence's keys copy what the slot remembers of them to `known_keys`, [seqs, nk, PENDING, dk]: `delta_rule`
-// overwrites what the slot has.
-KERNEL __launch_bounds__(256)
+// (queries first) are then normalized, a warp a row, and become their two parts of f16; sums of squares: 32 partial
+// sums and a tree. The last block computes the gates: [n, nv, 2] decay and beta. The first blocks of a sequence's keys
+// copy what the slot remembers of them to `known_keys`, [seqs, nk, PENDING, dk]: `delta_rule` overwrites what the slot
+// has.
+KERNEL __launch_bounds__(256, 6)
     delta_conv(Delta d, const float *qkv, const float *conv, float *mixed, const float *b, const float *a,
                const float *decay, const float *bias, float *gates, float *known_keys) {
+    __shared__ __align__(16) float rows[CONVOLUTION_ROWS][DK];
     pdl_sync();
-    const int head = blockIdx.x, c = head * DK + threadIdx.x;
+    const int head = blockIdx.x, columns = min(DK, d.channels - head * DK), lane = threadIdx.x & 31;
     const u32 number = blockIdx.y % d.batch.seqs();
     const u32 *seq = d.batch.seq(number);
     const u32 start = seq[SEQ_START], from = blockIdx.y / d.batch.seqs() * CONVOLUTION_ROWS,
@@ -122,20 +128,26 @@ KERNEL __launch_bounds__(256)
         for (u32 i = threadIdx.x; i < known * DK; i += blockDim.x) copy[i] = keys[i];
     }
     if (from >= to) return;
-    if (threadIdx.x < DK && c < d.channels)
-        Convolution(d, qkv, conv, seq, c, from, to).run(from, to, [&](u32 r, float v) {
-            mixed[(u64) (start + r) * d.channels + c] = v;
-        });
+    if (threadIdx.x < columns)
+        Convolution(d, qkv, conv, seq, head * DK + threadIdx.x, from, to).run<DK>(&rows[0][threadIdx.x]);
     if (head + 1 == gridDim.x)
         for (u32 i = from * d.nv + threadIdx.x; i < to * d.nv; i += blockDim.x) {
             const u64 at = (u64) start * d.nv + i;
             gates[2 * at] = decay_of(decay[i % d.nv], a[at], bias[i % d.nv]);
             gates[2 * at + 1] = sigmoid_(b[at]);
         }
-    if (head >= 2 * d.nk) return;
     __syncthreads();
-    for (u32 r = from + (threadIdx.x >> 5); r < to; r += blockDim.x >> 5)
-        l2_normalise(mixed + (u64) (start + r) * d.channels + head * DK, head < d.nk, DK);
+    for (u32 r = from + (threadIdx.x >> 5); r < to; r += blockDim.x >> 5) {
+        float *row = rows[r - from], *out = mixed + (u64) (start + r) * d.channels + head * DK;
+        if (head < 2 * d.nk) {
+            l2_normalise(row, head < d.nk, DK);
+            __syncwarp();
+        }
+        if constexpr (DK % 4 == 0 && DV % 4 == 0)
+            for (int i = 4 * lane; i < columns; i += 128) *(float4 *) (out + i) = *(const float4 *) (row + i);
+        else
+            for (int i = lane; i < columns; i += 32) out[i] = row[i];
+    }
 }
 
 // Where the block's channels lie in a row of all channels: query, key and its values, of which there are `values`.

@@ -54,6 +54,7 @@ impl DryRun {
 /// Bytes of shared memory, at most, that kernels declare themselves, by how their names start; 512
 /// for others. A test holds what is compiled to it.
 const DECLARED_SHARED: &[(&str, usize)] = &[
+    ("delta_conv", 32_768),
     ("delta_prepare", 22_016),
     ("delta_rule", 24_832),
     ("delta_fused", 41_760),

@@ -292,6 +292,7 @@ fn over_budget(arch: u32, kernel: &Kernel) -> Vec<String> {
             // With half of the registers, what is used once a split waits there; two
             // blocks a multiprocessor are still faster than one.
             "attention_pipelined_2" if two_blocks => 32,
+            "delta_conv" if arch == 120 => 8,
             _ => 0,
         };
         let declared = declared_shared(&name);
