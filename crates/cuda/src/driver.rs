@@ -55,8 +55,8 @@ pub(crate) struct Driver {
     pub(crate) arch: u32,
     /// Whether clusters may have more than 8 blocks where the device takes them. Tests switch it off.
     pub(crate) large_clusters: bool,
-    /// Kernels, with the bytes of shared memory of their blocks, and whether a cluster of theirs fits.
-    clusters: Mutex<HashMap<(Kernel, usize), bool>>,
+    /// Kernels, with the bytes of shared memory of their blocks, and how many of their clusters fit at once.
+    clusters: Mutex<HashMap<(Kernel, usize), usize>>,
     /// Bytes of memory in all.
     pub(crate) total_memory: usize,
     error: Mutex<Option<String>>,
@@ -258,22 +258,24 @@ impl Driver {
         self.machine.globals(name)
     }
 
-    /// Whether the device has room for the blocks of one cluster of a launch at once. Compiles the kernel when it is
-    /// first asked about, and remembers the answer.
-    pub(crate) fn fits_cluster(&self, kernel: &Kernel, grid: Grid) -> bool {
+    /// How many clusters of a launch the device has room for at once. Compiles the kernel when it is first asked about,
+    /// and remembers the answer.
+    pub(crate) fn clusters_at_once(&self, kernel: &Kernel, grid: Grid) -> usize {
         if grid.cluster > 8 && !self.large_clusters {
-            return false;
+            return 0;
         }
         let key = (kernel.clone(), grid.shared);
-        if let Some(&fits) = lock(&self.clusters).get(&key) {
-            return fits;
+        if let Some(&clusters) = lock(&self.clusters).get(&key) {
+            return clusters;
         }
         if !self.ready() {
-            return false;
+            return 0;
         }
-        let fits = self.keep(self.machine.fits_cluster(kernel, grid)) == Some(true);
-        lock(&self.clusters).insert(key, fits);
-        fits
+        let clusters = self
+            .keep(self.machine.clusters_at_once(kernel, grid))
+            .unwrap_or(0);
+        lock(&self.clusters).insert(key, clusters);
+        clusters
     }
 
     /// `grid` with so much shared memory, beyond the `declared` bytes of its kernel, that a multiprocessor takes no more

@@ -217,8 +217,14 @@ impl Machine for Dry {
         Ok(())
     }
 
-    fn fits_cluster(&self, _: &Kernel, grid: Grid) -> Result<bool, String> {
-        Ok(grid.cluster <= self.device.most_cluster_blocks())
+    /// As if threads had 128 registers, and clusters could have any multiprocessors.
+    fn clusters_at_once(&self, kernel: &Kernel, grid: Grid) -> Result<usize, String> {
+        if grid.cluster > self.device.most_cluster_blocks() {
+            return Ok(0);
+        }
+        let shared = grid.shared + declared_shared(kernel.name) + 1024;
+        let of_one = ((self.device.shared_memory + 1024) / shared).min(512 / grid.threads.max(1));
+        Ok(self.device.multiprocessors * of_one / grid.cluster)
     }
 
     fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String> {

@@ -82,9 +82,7 @@ impl Matrices<'_> {
         BLOCKS.into_iter().find_map(|blocks| {
             let kernel = kernel(tiles, blocks);
             let grid = self.grid(tiles, rows, blocks, driver.shared)?;
-            driver
-                .fits_cluster(&kernel, grid)
-                .then_some((kernel, tiles, grid))
+            (driver.clusters_at_once(&kernel, grid) > 0).then_some((kernel, tiles, grid))
         })
     }
 

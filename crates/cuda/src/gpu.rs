@@ -316,9 +316,9 @@ impl Gpu {
 }
 
 impl Machine for Gpu {
-    fn fits_cluster(&self, kernel: &Kernel, grid: Grid) -> Result<bool, String> {
+    fn clusters_at_once(&self, kernel: &Kernel, grid: Grid) -> Result<usize, String> {
         if !self.has_clusters {
-            return Ok(grid.cluster == 1);
+            return Ok(0);
         }
         let entry = self.function(kernel)?.entry;
         let mut clusters = 0;
@@ -327,7 +327,8 @@ impl Machine for Gpu {
             unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, entry, config) }
         });
         // An error says that the device has no clusters of this size.
-        Ok(found.result().is_ok() && clusters > 0)
+        let found = found.result().ok().map(|()| clusters);
+        Ok(found.map_or(0, |clusters| clusters.max(0) as usize))
     }
 
     fn make_current(&self) {

@@ -168,8 +168,8 @@ pub(crate) trait Machine: Send + Sync {
     fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), String>;
     /// Waits for everything.
     fn wait(&self) -> Result<(), String>;
-    /// Whether the device has room for the blocks of one cluster of a launch at once.
-    fn fits_cluster(&self, kernel: &Kernel, grid: Grid) -> Result<bool, String>;
+    /// How many clusters of a launch the device has room for at once.
+    fn clusters_at_once(&self, kernel: &Kernel, grid: Grid) -> Result<usize, String>;
     fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String>;
     /// Compiles those of `kernels` that are not compiled yet, side by side. An error shows when the kernel is
     /// launched.
