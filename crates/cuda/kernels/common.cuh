@@ -15,8 +15,8 @@ typedef unsigned long long u64;
 
 // ---- programmatic dependent launch: a kernel may start before the one ahead of it in the stream has ended
 
-// Lets the next kernel of the stream start. Until `pdl_wait`, a kernel may read only its arguments, weights and the
-// step's rows, which no kernel of a step writes.
+// Lets the next kernel of the stream start. Until `pdl_wait`, a kernel may read only its arguments, weights, the step's
+// rows, which no kernel of a step writes, and states that no kernel writes that may still run (`is_settled` of Delta).
 DEVICE void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -161,19 +161,6 @@ struct BlockChannels {
         values = min(COLUMNS, DV - split * COLUMNS);
     }
 };
-// Brings the block's state to the L2 cache and, if `remembered`, what the slot has of the rows of a chunk.
-DEVICE void prefetch_slot(const Delta &d, const u32 *seq, int key_head, bool remembered) {
-#if __CUDA_ARCH__ >= 900
-    auto prefetch = [](const float *from, u32 floats) {
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(4 * floats) : "memory");
-    };
-    if (threadIdx.x > 0) return;
-    prefetch(state_of(d, seq), KEY_COLUMNS * COLUMNS);
-    if (!remembered) return;
-    prefetch(values_of(d, seq, blockIdx.x), VALUE_HEADER + CHUNK * VALUE_FLOATS);
-    if (PENDING * DK % 4 == 0) prefetch(keys_of(d, seq, key_head), CHUNK * DK);
-#endif
-}
 // Zeros the columns after dk of `count` keys or queries.
 DEVICE void clear_padding(float *keys, u32 count) {
     for (u32 i = threadIdx.x >> 5; i < count; i += WARPS) {
@@ -282,7 +269,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) delta_rule(Delta d, const float
     pdl_launch();
     const u32 *seq = d.batch.seq(blockIdx.y);
     const int head = blockIdx.x / SPLITS, key_head = head / (d.nv / d.nk);
-    prefetch_slot(d, seq, key_head, false);
+    if (threadIdx.x == 0) bulk_prefetch_l2(state_of(d, seq), 4 * KEY_COLUMNS * COLUMNS);
     for (int i = 0; i < STAGES; i++) clear_padding(smem + i * CHUNK_FLOATS, 2 * CHUNK);
     const BlockChannels channels(d);
     float *values = values_of(d, seq, blockIdx.x);
@@ -322,7 +309,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) delta_rule(Delta d, const float
     // One block of a key head remembers its keys.
     const bool stores_keys = blockIdx.x % (d.nv / d.nk * SPLITS) == 0;
     float *stored = keys_of(d, seq, key_head);
-    compute_chunks<true>(d, seq, span, s, memory, values, y, nullptr, [&](u32 first) {
+    const Results results(d, seq, y);
+    auto load = [&](u32 first) {
         if (STAGES == 1 && first > 0) {
             __syncthreads(); // nobody reads the chunk before
             copy(first);
@@ -344,15 +332,17 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) delta_rule(Delta d, const float
                          own,
                          min((int) (span.total - first), CHUNK),
                          span.known > first ? (int) (span.known - first) : 0};
-    });
+    };
+    compute_chunks<true>(d, seq, span, s, memory, values, nullptr, load, [&](u32 r, float v) { results.store(r, v); });
     for (int c = blockIdx.x * THREADS + threadIdx.x; c < d.channels; c += gridDim.x * THREADS)
         shift_history(d, qkv, seq, c);
 }
 
 // Few rows: `delta_conv`, `delta_rule` and, where `gate` is not null, the norm of heads and y = activation(gate) n,
 // fused, with their bits. A block computes what it reads of the convolution. Blocks count themselves in `counters`, by
-// value head and by key head: the last of a value head does norms and gates, the last of a key head shifts its history
-// and remembers its keys.
+// key head: the last one shifts its history and remembers its keys. Norms and gates need all columns of a value head:
+// its blocks count themselves as well, and the last one does all rows, or they are a cluster, send one another results,
+// and do a part of the rows each.
 struct GatedNormEpilogue {
     const float *weight, *gate; // no gate: nothing follows
     float *n, *y;               // may be null, and `y` may be `gate`
@@ -360,22 +350,46 @@ struct GatedNormEpilogue {
     float eps;
     int activation;
 };
+// What the blocks of a value head, a cluster, send to one of them: results of the rows whose norm it does, which are i,
+// i + SPLITS and so on for block i.
+#define HEAD_ROWS ((FEW_ROWS + SPLITS - 1) / SPLITS)
+struct HeadResults {
+    float rows[HEAD_ROWS][DV];
+    u64 are_there; // barrier
+    // Called by one thread, before the cluster meets: a step has `n` rows.
+    DEVICE void expect(u32 n) {
+        const u32 barrier = smem_address(&are_there), rank = cluster_rank();
+        mbarrier_init(barrier, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        mbarrier_expect_tx(barrier, rank < n ? (n - rank + SPLITS - 1) / SPLITS * DV * 4 : 0);
+    }
+    // Sends the lane's column of row `r` to the block that does its norm.
+    DEVICE void send(u32 r, float v) {
+        send_to_block(r % SPLITS, smem_address(&rows[r / SPLITS][cluster_rank() * COLUMNS + (threadIdx.x & 31)]),
+                      smem_address(&are_there), v);
+    }
+};
 #define ROW_CHANNELS (2 * DK + COLUMNS) // of a row that the block reads: query, key, its values
-KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    delta_fused(Delta d, const float *qkv, const float *conv, const float *b, const float *a, const float *decay,
-                const float *bias, float *y, u32 *counters, GatedNormEpilogue end) {
+// IN_CLUSTER: blocks of a value head are a cluster. Then there is a gate, and DV is a multiple of 64.
+template <bool IN_CLUSTER>
+DEVICE void compute_few(const Delta &d, const float *qkv, const float *conv, const float *b, const float *a,
+                        const float *decay, const float *bias, float *y, u32 *counters, const GatedNormEpilogue &end) {
     // keys [known + rows, KEY_STRIDE], queries [rows, KEY_STRIDE], values [known + rows, COLUMNS], gates [known + rows,
     // 2], before the convolution [HISTORY + rows, ROW_CHANNELS]
     extern __shared__ __align__(16) float smem[];
     __shared__ __align__(16) ChunkMemory memory;
     __shared__ __align__(16) PrepareMemory own;
+    __shared__ __align__(16) HeadResults head_results; // in a cluster
     __shared__ bool is_last_of_key_head;
     pdl_launch();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x / SPLITS, heads = d.nv / d.nk,
               key_head = head / heads;
     const u32 *seq = d.batch.seq(blockIdx.y);
     const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
-    prefetch_slot(d, seq, key_head, true);
+    if constexpr (IN_CLUSTER) {
+        if (threadIdx.x == 0) head_results.expect(rows);
+        cluster_arrive();
+    }
     counters += blockIdx.y * (d.nk + d.nv);
     float *history = d.history + (u64) seq[SEQ_SLOT] * (HISTORY + TENTATIVE) * d.channels;
     float *remembered = values_of(d, seq, blockIdx.x), *stored_keys = keys_of(d, seq, key_head);
@@ -394,7 +408,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int t = 0; t < TAPS; t++) taps[j][t] = conv[channel[j] * TAPS + t];
     });
-    pdl_wait();
+    const float own_decay = decay[head], own_bias = bias[head];
+    if (!d.is_settled) pdl_wait();
     const Span span(seq, remembered);
     float *keys = smem, *queries = keys + span.total * KEY_STRIDE, *values = queries + rows * KEY_STRIDE,
           *gates = values + span.total * COLUMNS, *raw = gates + 2 * span.total;
@@ -402,34 +417,37 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (u32 r = 0; r < HISTORY + rows - certain; r++)
             history[(u64) r * d.channels + channel[j]] = raw[(certain + r) * ROW_CHANNELS + i];
     };
-#pragma unroll 1
-    for (u32 r = 0; r < HISTORY + rows; r++) {
-        const float *from = r < HISTORY ? history + (u64) (seq[SEQ_KEPT] + r) * d.channels
-                                        : qkv + (u64) (start + r - HISTORY) * d.channels;
+#pragma unroll
+    for (u32 r = 0; r < HISTORY; r++)
         for_each_channel([&](int j, int i) {
-            if (r < HISTORY && span.is_new) raw[r * ROW_CHANNELS + i] = 0.0f;
-            else cp_async_4(smem_address(raw + r * ROW_CHANNELS + i), from + channel[j]);
+            float *to = raw + r * ROW_CHANNELS + i;
+            if (span.is_new) *to = 0.0f;
+            else cp_async_4(smem_address(to), history + (u64) (seq[SEQ_KEPT] + r) * d.channels + channel[j]);
         });
-    }
     for (u32 r = warp; r < span.known; r += WARPS) {
         copy_key<32>(smem_address(keys + r * KEY_STRIDE), stored_keys + r * DK, lane);
         copy_values<32>(smem_address(values + r * COLUMNS), remembered + VALUE_HEADER + r * VALUE_FLOATS + 4,
                         channels.values, lane);
     }
+    if (threadIdx.x < 2 * span.known) {
+        const u32 r = threadIdx.x / 2, what = threadIdx.x % 2;
+        gates[threadIdx.x] = remembered[VALUE_HEADER + r * VALUE_FLOATS + what];
+    }
     State s;
     s.load(state_of(d, seq), span.is_new);
-    for (u32 r = threadIdx.x; r < span.total; r += THREADS) {
-        if (r < span.known) {
-            const float *gate = remembered + VALUE_HEADER + r * VALUE_FLOATS;
-            gates[2 * r] = gate[0];
-            gates[2 * r + 1] = gate[1];
-            continue;
-        }
-        const u64 at = (u64) (start + r - span.known) * d.nv + head;
-        gates[2 * r] = decay_of(decay[head], a[at], bias[head]);
-        gates[2 * r + 1] = sigmoid_(b[at]);
-    }
     clear_padding(keys, span.known);
+    pdl_wait();
+#pragma unroll 1
+    for (u32 r = 0; r < rows; r++)
+        for_each_channel([&](int j, int i) {
+            cp_async_4(smem_address(raw + (HISTORY + r) * ROW_CHANNELS + i),
+                       qkv + (u64) (start + r) * d.channels + channel[j]);
+        });
+    // The last warp has fewer channels than others, and computes the gates.
+    const bool has_gates = warp == WARPS - 1 && lane < rows;
+    const u64 own_gates = (u64) (start + lane) * d.nv + head;
+    const float own_a = has_gates ? a[own_gates] : 0.0f, own_b = has_gates ? b[own_gates] : 0.0f;
+    if constexpr (IN_CLUSTER) cluster_wait(); // all blocks have their barriers
     asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll 1
     for (u32 r = 0; r < rows; r++)
@@ -453,10 +471,18 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for_each_channel([&](int j, int i) {
         if (i >= 2 * DK) shift(j, i);
     });
-    compute_chunks<false>(d, seq, span, s, memory, remembered, y, &own, [&](u32 first) {
+    if (has_gates) {
+        float *gate = gates + 2 * (span.known + lane);
+        gate[0] = decay_of(own_decay, own_a, own_bias);
+        gate[1] = sigmoid_(own_b);
+    }
+    auto load = [&](u32 first) {
         if (first > 0) __syncthreads(); // nobody reads what is of the last chunk
         const int count = min((int) (span.total - first), CHUNK);
-        if (warp == WARPS - 1) compute_decays(own.matrices, own.weights, gates + 2 * first, count);
+        if (warp == WARPS - 1) {
+            __syncwarp(); // it has all gates
+            compute_decays(own.matrices, own.weights, gates + 2 * first, count);
+        }
         __syncthreads(); // the rows are there
         return ChunkRows{keys + first * KEY_STRIDE,
                          queries + ((int) first - (int) span.known) * KEY_STRIDE,
@@ -466,12 +492,19 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
                          &own.matrices,
                          count,
                          span.known > first ? (int) (span.known - first) : 0};
+    };
+    const Results results(d, seq, y);
+    compute_chunks<false>(d, seq, span, s, memory, remembered, &own, load, [&](u32 r, float v) {
+        results.store(r, v);
+        if constexpr (IN_CLUSTER) head_results.send(r, v);
     });
     if (threadIdx.x == 0) {
         is_last_of_key_head = before + 1 == heads * SPLITS;
         if (is_last_of_key_head) *count = 0;
     }
-    const bool last = is_last_block(counters + head, SPLITS);
+    bool is_last = false; // of the value head
+    if constexpr (IN_CLUSTER) __syncthreads();
+    else is_last = is_last_block(counters + head, SPLITS);
     if (is_last_of_key_head) {
         for_each_channel([&](int j, int i) {
             if (i < 2 * DK) shift(j, i);
@@ -480,21 +513,39 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
             if (span.is_stored(r)) store_key(stored_keys + (r - span.base) * DK, keys + r * KEY_STRIDE);
     }
 #if DV % 64 == 0
-    if (!last || !end.gate) return;
+    if (!IN_CLUSTER && (!is_last || !end.gate)) return;
     // A warp a row, by tiles of 64 columns, with the sums of `rms_norm_glu`.
-    constexpr int tiles = DV / 64;
+    constexpr int tiles = DV / 64, blocks = IN_CLUSTER ? SPLITS : 1;
 #pragma unroll 1
-    for (u32 r = warp; r < rows; r += WARPS) {
+    for (u32 r = IN_CLUSTER ? blockIdx.x % SPLITS + blocks * warp : warp; r < rows; r += blocks * WARPS) {
         const u64 at = ((u64) (start + r) * d.nv + head) * DV + 2 * lane;
         float2 v[tiles], w[tiles], g[tiles];
 #pragma unroll
         for (int i = 0; i < tiles; i++) {
-            v[i] = __ldcg((const float2 *) (y + at + i * 64));
             w[i] = *(const float2 *) (end.weight + i * 64 + 2 * lane);
             g[i] = *(const float2 *) (end.gate + at + i * 64);
         }
+        if constexpr (IN_CLUSTER) mbarrier_wait_cluster(smem_address(&head_results.are_there), 0);
+#pragma unroll
+        for (int i = 0; i < tiles; i++)
+            if constexpr (IN_CLUSTER) v[i] = *(const float2 *) &head_results.rows[r / SPLITS][i * 64 + 2 * lane];
+            else v[i] = __ldcg((const float2 *) (y + at + i * 64));
         store_gated_norm(v, w, g, end.eps, end.activation, end.n ? end.n + at : nullptr, end.y ? end.y + at : nullptr,
                          end.f16, start + r, head * tiles);
     }
 #endif
 }
+KERNEL __launch_bounds__(THREADS, KEY_COLUMNS > 128 ? 1 : 3)
+    delta_fused(Delta d, const float *qkv, const float *conv, const float *b, const float *a, const float *decay,
+                const float *bias, float *y, u32 *counters, GatedNormEpilogue end) {
+    compute_few<false>(d, qkv, conv, b, a, decay, bias, y, counters, end);
+}
+#if __CUDA_ARCH__ >= 900 && DV % 64 == 0
+// For steps with so few blocks that a multiprocessor takes one or two: threads have more registers than those of
+// `delta_fused`, of which it takes three.
+KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    delta_fused_cluster(Delta d, const float *qkv, const float *conv, const float *b, const float *a,
+                        const float *decay, const float *bias, float *y, u32 *counters, GatedNormEpilogue end) {
+    compute_few<true>(d, qkv, conv, b, a, decay, bias, y, counters, end);
+}
+#endif

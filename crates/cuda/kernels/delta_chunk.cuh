@@ -32,6 +32,7 @@ struct Delta {
     float *state, *history, *keys, *values;
     Batch batch;
     int nk, nv, dk, dv, channels;
+    int is_settled; // no kernel that may still run writes `state`, `history`, `keys` or `values`
 };
 
 #define PENDING (CHUNK - 1 + TENTATIVE) // rows since a slot's state, at most
@@ -186,50 +187,29 @@ struct ChunkRows {
 DEVICE u32 matrix_row(const float *rows, int j, int column) {
     return smem_address(rows + j * KEY_STRIDE) + 2 * column + ((threadIdx.x & 31) >> 4) * 16;
 }
-// Which rows of a chunk are computed. WHOLE: 16 new ones. SOME: those that are not known. FEW: those, at most 8, whose
-// keys and queries are one matrix of 16 rows.
-enum Mode { WHOLE, SOME, FEW };
-// The matrices of 16 rows that keys and queries are: both, or one of both.
-template <Mode MODE>
-struct Operands {
-    static constexpr int COUNT = MODE == FEW ? 1 : 2;
-    u32 at[COUNT]; // of the lane's row of a matrix of 16 columns of dk
-    // In place of rows that do not exist, or have no query, other rows are multiplied, and nobody reads the results.
-    DEVICE Operands(const ChunkRows &rows, int column) {
-        const int lane = threadIdx.x & 31, row = lane & 15;
-        auto address = [&](const float *from, int j) {
-            return matrix_row(from, MODE == WHOLE ? j : min(j, rows.count - 1), column);
-        };
-        if constexpr (MODE == FEW) at[0] = address(row < 8 ? rows.keys : rows.queries, rows.known + (row & 7));
-        else {
-            at[0] = address(rows.keys, row);
-            at[1] = address(rows.queries, MODE == WHOLE ? row : max(row, rows.known));
-        }
-    }
-    // Stores two neighboring columns of results of matrix `i`: `c` as tensor cores give it, times `scale`.
-    template <int STRIDE>
-    DEVICE static void store(float (&to)[2][CHUNK][STRIDE], int i, const ChunkRows &rows, int column,
-                             const float (&c)[4], float scale) {
-        const int row = (threadIdx.x & 31) >> 2;
-        const float2 first = make_float2(c[0] * scale, c[1] * scale), second = make_float2(c[2] * scale, c[3] * scale);
-        if constexpr (MODE == FEW) {
-            if (rows.known + row >= rows.count) return;
-            *(float2 *) &to[0][rows.known + row][column] = first;
-            *(float2 *) &to[1][rows.known + row][column] = second;
-        } else {
-            *(float2 *) &to[i][row][column] = first;
-            *(float2 *) &to[i][row + 8][column] = second;
-        }
-    }
-};
+// Where the lane's rows of a matrix of keys and of one of queries lie, of all rows of the chunk, of which `known` have
+// no query. In place of rows that do not exist, other rows are multiplied, and nobody reads the results.
+DEVICE void matrix_rows(u32 (&at)[2], const ChunkRows &rows, int known, int count, int column) {
+    const int row = threadIdx.x & 15, last = count - 1;
+    at[0] = matrix_row(rows.keys, min(row, last), column);
+    at[1] = matrix_row(rows.queries, min(max(row, known), last), column);
+}
+// Stores two neighboring columns of a matrix as tensor cores give it, times `scale`: of the lane's first row, and of
+// the one 8 rows below.
+template <int N>
+DEVICE void store_results(float (&first)[N], float (&second)[N], int column, const float (&c)[4], float scale) {
+    *(float2 *) &first[column] = make_float2(c[0] * scale, c[1] * scale);
+    *(float2 *) &second[column] = make_float2(c[2] * scale, c[3] * scale);
+}
 // Dot products of all rows: each warp has a part of dk, and 8 keys.
 DEVICE void compute_dots(Dots &dots, const ChunkRows &rows) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, half = warp & 1, part = warp >> 1,
-              column = part * (8 * TILES);
-    const Operands<SOME> own(rows, column);
+              column = part * (8 * TILES), last = rows.count - 1;
+    u32 own[2];
+    matrix_rows(own, rows, rows.known, rows.count, column);
     // Two matrices of 8 keys and 8 columns each, twice.
-    const u32 keys = smem_address(rows.keys + min(8 * half + (lane & 7), rows.count - 1) * KEY_STRIDE) + 2 * column +
-                     (lane >> 3 & 1) * 16;
+    const u32 keys =
+        smem_address(rows.keys + min(8 * half + (lane & 7), last) * KEY_STRIDE) + 2 * column + (lane >> 3 & 1) * 16;
     float sums[2][4] = {};
 #pragma unroll
     for (int t = 0; t < TILES; t += 2) {
@@ -238,12 +218,15 @@ DEVICE void compute_dots(Dots &dots, const ChunkRows &rows) {
         const Split<2> b = {{k.high[0], k.high[1]}, {k.low[0], k.low[1]}};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            load_keys<false>(a, own.at[i] + 16 * t);
+            load_keys<false>(a, own[i] + 16 * t);
             multiply(sums[i], a, b);
         }
     }
 #pragma unroll
-    for (int i = 0; i < 2; i++) own.store(dots.v[part], i, rows, 8 * half + 2 * (lane & 3), sums[i], 1.0f);
+    for (int i = 0; i < 2; i++) {
+        auto &to = dots.v[part][i];
+        store_results(to[lane >> 2], to[(lane >> 2) + 8], 8 * half + 2 * (lane & 3), sums[i], 1.0f);
+    }
 }
 // Products of decays, by a warp, from the gates of `count` rows.
 DEVICE void compute_decays(ChunkMatrices &to, Weights &weights, const float *gates, int count) {
@@ -315,18 +298,53 @@ DEVICE void sum_of_rows(float (&sums)[2], const float (&weights)[CHUNK][CHUNK], 
         }
     }
 }
+// Where the lane's column of results is.
+struct Results {
+    float *y;
+    u64 stride;
+    bool exists;
+    DEVICE Results(const Delta &d, const u32 *seq, float *results) {
+        const int head = blockIdx.x / SPLITS, column = blockIdx.x % SPLITS * COLUMNS + (threadIdx.x & 31);
+        y = results + ((u64) seq[SEQ_START] * d.nv + head) * DV + column;
+        stride = (u64) d.nv * DV;
+        exists = DV % COLUMNS == 0 || column < DV;
+    }
+    DEVICE void store(u32 row, float v) const {
+        if (exists) y[row * stride] = v;
+    }
+};
 // The power of two that brings all numbers of a warp to the range of f16, `most` the largest of the lane's.
 DEVICE float scale_of_warp(float most) {
     return normalising_scale(__uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most))));
 }
+// Products of N matrices of 16 rows of keys or queries, where the lane's rows of them lie at `from`, with the warp's
+// part of the state times `up`: two tiles of 8 columns each.
+template <int N>
+DEVICE void multiply_state(float (&products)[N][2][4], const State &s, float up, const u32 (&from)[N]) {
+#pragma unroll
+    for (int t = 0; t < TILES; t += 2) {
+        Split<2> b[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < 2; n++) b[n].set(i, s.v[t + i][2 * n] * up, s.v[t + i][2 * n + 1] * up);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            Split<4> a;
+            load_keys<false>(a, from[i] + 16 * t);
+#pragma unroll
+            for (int n = 0; n < 2; n++) multiply(products[i][n], a, b[n]);
+        }
+    }
+}
 // The block's part of a chunk: the state that comes after it, if `updates`, and results; `store(j, y)` gets what the
 // lane has of row j. All threads have met since the rows were loaded and since the last chunk. Where matrices are not
-// prepared, `rows.matrices` are those of `own`, for which `compute_decays` has been called.
-template <bool IS_PREPARED, Mode MODE, class F>
+// prepared, `rows.matrices` are those of `own`, for which `compute_decays` has been called. IS_WHOLE: 16 new rows.
+template <bool IS_PREPARED, bool IS_WHOLE, class F>
 DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, PrepareMemory *own, bool updates, F store) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp & 1, part = warp >> 1, row = lane >> 2,
               pair = 2 * (lane & 3), column = part * (8 * TILES);
-    const int known = MODE == WHOLE ? 0 : rows.known, count = MODE == WHOLE ? CHUNK : rows.count;
+    const int known = IS_WHOLE ? 0 : rows.known, count = IS_WHOLE ? CHUNK : rows.count;
     const ChunkMatrices &matrices = *rows.matrices;
     if (!IS_PREPARED) compute_dots(own->dots, rows);
     float maxima[4] = {};
@@ -336,28 +354,31 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
         for (int i = 0; i < 4; i++) maxima[i] = fmaxf(maxima[i], fabsf(s.v[t][i]));
     const float most = fmaxf(fmaxf(maxima[0], maxima[1]), fmaxf(maxima[2], maxima[3]));
     float up = scale_of_warp(most), down = inverse_pow2(up) * (1.0f / KEY_SCALE);
-    const Operands<MODE> operands(rows, column);
-    float products[Operands<MODE>::COUNT][2][4] = {};
-#pragma unroll
-    for (int t = 0; t < TILES; t += 2) {
-        Split<2> b[2];
+    auto &to = m.products.v[part];
+    if constexpr (IS_PREPARED) {
+        float products[2][2][4] = {};
+        u32 from[2];
+        matrix_rows(from, rows, known, count, column);
+        multiply_state(products, s, up, from);
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
-            for (int n = 0; n < 2; n++) b[n].set(i, s.v[t + i][2 * n] * up, s.v[t + i][2 * n + 1] * up);
+            for (int n = 0; n < 2; n++)
+                store_results(to[i][row], to[i][row + 8], 16 * group + 8 * n + pair, products[i][n], down);
+    } else {
+        // Of few rows, keys and queries of 8 are one matrix.
+#pragma unroll 1
+        for (int first = known; first < count; first += 8) {
+            float products[1][2][4] = {};
+            const int j = min(first + (lane & 7), count - 1);
+            multiply_state(products, s, up, {matrix_row(lane & 8 ? rows.queries : rows.keys, j, column)});
+            if (first + row < count)
 #pragma unroll
-        for (int i = 0; i < Operands<MODE>::COUNT; i++) {
-            Split<4> a;
-            load_keys<false>(a, operands.at[i] + 16 * t);
-#pragma unroll
-            for (int n = 0; n < 2; n++) multiply(products[i][n], a, b[n]);
+                for (int n = 0; n < 2; n++)
+                    store_results(to[0][first + row], to[1][first + row], 16 * group + 8 * n + pair, products[0][n],
+                                  down);
         }
     }
-#pragma unroll
-    for (int i = 0; i < Operands<MODE>::COUNT; i++)
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-            operands.store(m.products.v[part], i, rows, 16 * group + 8 * n + pair, products[i][n], down);
     __syncthreads();
     if (!IS_PREPARED) compute_weights(own->matrices, own->weights, own->dots);
     // Columns that a head does not have are zeros: all columns of a warp have one scale.
@@ -374,7 +395,7 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
         if (warp == 0) compute_solution(own->matrices, own->weights, rows.gates, count);
         __syncthreads();
     }
-    if constexpr (MODE == WHOLE) {
+    if constexpr (IS_WHOLE) {
         float d[2] = {};
         sum_of_rows(d, matrices.solution, m.x, warp);
         m.d[warp][lane] = d[0];
@@ -414,7 +435,7 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
             }
         }
     }
-    if constexpr (MODE == WHOLE) {
+    if constexpr (IS_WHOLE) {
         float y[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) y[i] = matrices.from_state[warp + 8 * i] * m.products.sum(1, warp + 8 * i, lane);
@@ -427,26 +448,21 @@ DEVICE void compute_chunk(ChunkMemory &m, State &s, const ChunkRows &rows, Prepa
             store(j, sum_of_rows(matrices.from_state[j] * m.products.sum(1, j, lane), matrices.query_weights, m.d, j));
 }
 // The block's part of all rows, chunk by chunk: `load(first)` says where those from `first` on are, with all threads
-// having met since they were loaded and since the last chunk.
-template <bool IS_PREPARED, class L>
+// having met since they were loaded and since the last chunk. `store(r, y)` gets what the lane has of the step's row r.
+template <bool IS_PREPARED, class L, class F>
 DEVICE void compute_chunks(const Delta &d, const u32 *seq, const Span &span, State &s, ChunkMemory &m, float *values,
-                           float *y, PrepareMemory *own, L load) {
-    const int lane = threadIdx.x & 31, head = blockIdx.x / SPLITS, column = blockIdx.x % SPLITS * COLUMNS + lane;
-    float *state = state_of(d, seq), *out = y + ((u64) seq[SEQ_START] * d.nv + head) * DV + column;
-    const u64 stride = (u64) d.nv * DV;
+                           PrepareMemory *own, L load, F store) {
+    const int lane = threadIdx.x & 31;
+    float *state = state_of(d, seq);
     if (span.base == 0 && span.is_new) s.store(state);
 #pragma unroll 1
     for (u32 first = 0; first < span.total; first += CHUNK) {
         const ChunkRows rows = load(first);
         const bool updates = first + CHUNK < span.total || first + CHUNK <= span.base;
-        auto store = [&](int j, float v) {
-            if (DV % COLUMNS == 0 || column < DV) out[(first + j - span.known) * stride] = v;
-        };
+        auto store_row = [&](int j, float v) { store(first + j - span.known, v); };
         if (IS_PREPARED && rows.count - rows.known == CHUNK)
-            compute_chunk<IS_PREPARED, WHOLE>(m, s, rows, own, updates, store);
-        else if (!IS_PREPARED && rows.count - rows.known <= 8)
-            compute_chunk<IS_PREPARED, FEW>(m, s, rows, own, updates, store);
-        else compute_chunk<IS_PREPARED, SOME>(m, s, rows, own, updates, store);
+            compute_chunk<IS_PREPARED, true>(m, s, rows, own, updates, store_row);
+        else compute_chunk<IS_PREPARED, false>(m, s, rows, own, updates, store_row);
         if (first + CHUNK == span.base) s.store(state);
         if (first + CHUNK > span.base)
             for (int j = threadIdx.x >> 5; j < rows.count; j += WARPS)

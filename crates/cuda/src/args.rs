@@ -291,6 +291,7 @@ kernel_structs! {
         dk: i32,
         dv: i32,
         channels: i32,
+        is_settled: i32,
     }
 
     /// The norm of heads and the gate that follow the gated delta rule.

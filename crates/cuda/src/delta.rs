@@ -3,6 +3,7 @@
 use crate::args;
 use crate::args::{Address, Args};
 use crate::constants::CONVOLUTION_ROWS;
+use crate::driver::Driver;
 use crate::elementwise::number;
 use crate::launch::{ARRIVALS_BYTES, Device, Launch};
 use crate::machine::Grid;
@@ -12,6 +13,7 @@ use crate::{Cuda, Kernel};
 use backend::{Activation, Delta, DeltaSpec, MAX_TENTATIVE};
 use fusion::{Kind, Op};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;
@@ -69,6 +71,13 @@ const PREPARE_MEMORY: usize =
 /// alignment to 16 makes 32 bytes. A test holds this to what is compiled, for blocks are spread by it.
 pub(crate) const DECLARED_BY_FEW: usize = CHUNK_MEMORY + PREPARE_MEMORY + 2 * 16;
 
+/// Bytes of shared memory that `delta_fused_cluster` declares: its ChunkMemory, PrepareMemory and HeadResults, of which
+/// the barrier and a flag take 16. Blocks are spread by this, too.
+pub(crate) fn declared_in_cluster(spec: &DeltaSpec) -> usize {
+    let rows = FEW_ROWS.div_ceil(splits(spec));
+    CHUNK_MEMORY + PREPARE_MEMORY + 4 * rows * spec.value_dim + 16
+}
+
 /// Bytes of shared memory that `delta_fused` asks for.
 fn shared_of_few(spec: &DeltaSpec, rows: usize) -> usize {
     let key = key_stride(spec);
@@ -89,6 +98,16 @@ pub(crate) struct States {
     history: Block,
     keys: Block,
     values: Block,
+    /// The last epoch ([`crate::driver::Driver::epoch`]) with a kernel that writes them.
+    written_in: AtomicU64,
+}
+
+impl States {
+    /// Whether no kernel that may still run writes the states. From now on one does.
+    pub(crate) fn settle(&self, driver: &Driver) -> bool {
+        let now = driver.epoch();
+        self.written_in.swap(now, Ordering::Relaxed) != now
+    }
 }
 
 pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
@@ -121,6 +140,7 @@ pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
             history: block((spec.conv_taps - 1 + MAX_TENTATIVE) * spec.channels()),
             keys: block(PENDING * spec.key_heads * spec.key_dim),
             values: block(blocks * REMEMBERED_FLOATS),
+            written_in: AtomicU64::new(0),
         })),
     }
 }
@@ -197,6 +217,7 @@ pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
         ("COLUMNS", COLUMNS),
         ("TAPS", spec.conv_taps),
         ("EXTRA_CHUNKS", EXTRA_CHUNKS),
+        ("FEW_ROWS", FEW_ROWS),
     ]);
     kernel
 }
@@ -204,7 +225,7 @@ pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
 /// Bytes of shared memory that `delta_fused` asks for, for the rows of a step, if they are few
 /// enough for it.
 fn fused(device: &Device, spec: &DeltaSpec, rows: &Rows) -> Option<usize> {
-    let shared = shared_of_few(spec, rows.n);
+    let shared = shared_of_few(spec, rows.longest);
     let fits = 4 * rows.seqs * (spec.key_heads + spec.value_heads) <= ARRIVALS_BYTES
         && shared + DECLARED_BY_FEW + 1024 <= device.driver.shared;
     (rows.n <= FEW_ROWS && fits).then_some(shared)
@@ -243,6 +264,7 @@ pub(crate) fn gated_delta(l: &Launch<'_>, op: &Op) {
         dk: spec.key_dim as i32,
         dv: spec.value_dim as i32,
         channels: spec.channels() as i32,
+        is_settled: i32::from(states.settle(&l.device.driver)),
     };
     let step = Step {
         l,
@@ -310,10 +332,33 @@ impl Step<'_> {
             activation: number(activation) as i32,
         });
         let args = args.ptr(y).ptr(l.device.arrivals.address);
-        let args = args.of(&epilogue.unwrap_or_default());
-        let driver = &l.device.driver;
-        let grid = driver.spread_few(self.grid(shared), DECLARED_BY_FEW);
-        l.device.launch(&self.kernel("delta_fused"), grid, args);
+        let grid = self.grid(shared);
+        let in_cluster = self.kernel("delta_fused_cluster");
+        let (kernel, grid) = match self.in_cluster(&in_cluster, grid, epilogue.is_some()) {
+            Some(grid) => (in_cluster, grid),
+            None => (
+                self.kernel("delta_fused"),
+                l.device.driver.spread_few(grid, DECLARED_BY_FEW),
+            ),
+        };
+        l.device
+            .launch(&kernel, grid, args.of(&epilogue.unwrap_or_default()));
+    }
+
+    /// The launch in which blocks of a value head are a cluster, if they have results to exchange, and if there is room
+    /// for all clusters at once: of more, some would wait until several multiprocessors near each other are free.
+    fn in_cluster(&self, kernel: &Kernel, grid: Grid, has_gate: bool) -> Option<Grid> {
+        let (spec, driver) = (&self.spec, &self.l.device.driver);
+        let cluster = splits(spec);
+        if !has_gate || driver.arch < 90 || cluster == 1 || !spec.value_dim.is_multiple_of(64) {
+            return None;
+        }
+        let grid = Grid { cluster, ..grid };
+        let spread = driver.spread_few(grid, declared_in_cluster(spec));
+        let clusters = grid.blocks.0 * grid.blocks.1 / cluster;
+        [spread, grid]
+            .into_iter()
+            .find(|&grid| driver.clusters_at_once(kernel, grid) >= clusters)
     }
 
     /// Launches the convolution with the gates, what chunks have that does not depend on the state, and then the rule.

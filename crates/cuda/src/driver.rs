@@ -10,7 +10,7 @@ use crate::dry::{Dry, DryRun, Log};
 use crate::gpu::Gpu;
 use crate::machine::{CudaError, Facts, Graph, Grid, Kernel, Machine, lock};
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
@@ -59,6 +59,8 @@ pub(crate) struct Driver {
     clusters: Mutex<HashMap<(Kernel, usize), usize>>,
     /// Bytes of memory in all.
     pub(crate) total_memory: usize,
+    /// Counts copies, and starts and ends of records.
+    epoch: AtomicU64,
     error: Mutex<Option<String>>,
     failed: AtomicBool,
     /// Whether launches are recorded; then the host cannot take part.
@@ -109,6 +111,7 @@ impl Driver {
             arch,
             large_clusters: true,
             clusters: Mutex::default(),
+            epoch: AtomicU64::new(1),
             error: Mutex::default(),
             failed: AtomicBool::new(false),
             recording: AtomicBool::new(false),
@@ -116,6 +119,18 @@ impl Driver {
             is_collecting: AtomicBool::new(false),
             collected: Mutex::default(),
         }
+    }
+
+    /// The number of the current epoch. A kernel starts after all kernels that were launched in earlier epochs have
+    /// ended. Several kernels of its own epoch may still run then, where kernels start early (programmatic dependent
+    /// launch).
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Starts another epoch: what has just been asked for waits for all kernels before, and all kernels after wait for it.
+    fn start_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether launches are recorded.
@@ -208,6 +223,7 @@ impl Driver {
     pub(crate) fn zero(&self, address: Address, bytes: usize) {
         if address != 0 && self.ready() {
             self.keep(self.machine.zero(address, bytes));
+            self.start_epoch();
         }
     }
 
@@ -215,6 +231,7 @@ impl Driver {
     pub(crate) fn write<T: Number>(&self, to: Address, from: &[T]) {
         if to != 0 && !from.is_empty() && self.alone() {
             self.keep(self.machine.write(to, bytes(from)));
+            self.start_epoch();
         }
     }
 
@@ -224,6 +241,7 @@ impl Driver {
             let mut fill = Some(fill);
             let mut once = |bytes: &mut [u8]| fill.take().expect("called once")(bytes);
             self.keep(self.machine.fill(to, bytes, &mut once));
+            self.start_epoch();
         }
     }
 
@@ -235,12 +253,14 @@ impl Driver {
         }
         if from != 0 && !to.is_empty() && self.alone() {
             self.keep(self.machine.read(bytes_mut(to), from));
+            self.start_epoch();
         }
     }
 
     pub(crate) fn copy(&self, to: Address, from: Address, bytes: usize) {
         if to != 0 && from != 0 && bytes > 0 && self.ready() {
             self.keep(self.machine.copy(to, from, bytes));
+            self.start_epoch();
         }
     }
 
@@ -379,10 +399,12 @@ impl Driver {
             return None;
         }
         self.keep(self.machine.begin_recording());
+        self.start_epoch();
         self.spoiled.store(false, Ordering::Relaxed);
         self.recording.store(true, Ordering::Relaxed);
         let made = work();
         self.recording.store(false, Ordering::Relaxed);
+        self.start_epoch();
         let graph = self.keep(self.machine.end_recording())??;
         (!self.spoiled.load(Ordering::Relaxed)).then_some((graph, made))
     }
@@ -400,6 +422,7 @@ impl Driver {
     pub(crate) fn replay(&self, graph: &Graph) {
         if self.ready() {
             self.keep(self.machine.replay(graph));
+            self.start_epoch();
         }
     }
 }

@@ -57,6 +57,7 @@ const DECLARED_SHARED: &[(&str, usize)] = &[
     ("delta_conv", 32_768),
     ("delta_prepare", 22_016),
     ("delta_rule", 24_832),
+    ("delta_fused_cluster", 44_048),
     ("delta_fused", 41_760),
     ("gated_projection", 17_920),
     ("moe_dense_norm", 640),

@@ -1,6 +1,7 @@
 //! The gated delta rule.
 
 use super::{gpu, noise};
+use crate::delta;
 use crate::driver::Driver;
 use crate::machine::Grid;
 use crate::{Cuda, DryRun};
@@ -208,6 +209,25 @@ fn spread_blocks_leave_no_multiprocessor_without_one() {
         200 << 10,
         "what it asks for already"
     );
+}
+
+/// A kernel reads states early only where all kernels that write them have ended.
+#[test]
+fn states_are_settled_once_between_what_waits_for_all_kernels() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    let driver = &cuda.device.driver;
+    let [one, other] = [(); 2].map(|()| cuda.delta(Heads::of_qwen(1, 2).spec()));
+    let [one, other] = [&one, &other].map(|state| delta::states(state).clone());
+    let settle = || [&one, &one, &other].map(|states| states.settle(driver));
+    assert_eq!(settle(), [true, false, true]);
+    assert_eq!(settle(), [false; 3]);
+    driver.zero(driver.allocate(4, "a number"), 4);
+    assert_eq!(settle(), [true, false, true]);
+    let (graph, recorded) = driver.record(settle).expect("a graph");
+    assert_eq!(recorded, [true, false, true]);
+    assert_eq!(settle(), [true, false, true]);
+    driver.replay(&graph);
+    assert_eq!(settle(), [true, false, true]);
 }
 
 /// A slot's saved bytes are not believed where kernels would go by them.
