@@ -5,10 +5,9 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::ByThrees;
@@ -17,30 +16,31 @@ use media::{Bound, Clip, Limits, MediaError, VideoTools, decode_clip};
 /// What the first bytes of an MP4 are.
 const MP4: &[u8] = b"\0\0\0\x18ftypisom....";
 
-/// One test at a time writes programs: a process that another test starts meanwhile would have them open,
-/// and what is open for writing cannot be run.
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// A folder of this test that is deleted at its end.
-struct Folder(
-    PathBuf,
-    #[allow(dead_code, reason = "held")] MutexGuard<'static, ()>,
-);
+struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Folder {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let path = std::env::temp_dir().join(format!("media-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
-        Folder(path, alone)
+        Folder(path)
     }
 
-    /// A program in it that runs these lines of a shell.
+    /// A program in it that runs these lines of a shell. Another process writes it: what this one has open for writing,
+    /// a process that another test starts meanwhile has open as well, and what is open for writing cannot be run.
     fn program(&self, name: &str, lines: &str) -> PathBuf {
         let path = self.0.join(name);
-        fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        let mut writer = Command::new("sh")
+            .args(["-c", "cat > \"$0\" && chmod 700 \"$0\""])
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = writer.stdin.take().unwrap();
+        write!(stdin, "#!/bin/sh\n{lines}\n").unwrap();
+        drop(stdin);
+        assert!(writer.wait().unwrap().success());
         path
     }
 

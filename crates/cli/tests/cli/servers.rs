@@ -3,8 +3,8 @@
 use crate::{Server, bad, folder, good, paceline, text};
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 /// The servers that `ps` knows.
 fn listed(folder: &Path) -> Vec<Value> {
@@ -65,10 +65,14 @@ fn servers_are_listed_and_stopped() {
 /// Puts a program called `name` into `folder` that writes its arguments and environment, and asks
 /// the server for its models.
 fn client(folder: &Path, name: &str) {
-    let path = folder.join(name);
     let script = "#!/bin/sh\nprintf 'argument %s\\n' \"$@\"\nenv\nexit 7\n";
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    // Another process writes it: what this one has open for writing, a process that another test starts meanwhile has
+    // open as well, and what is open for writing cannot be run.
+    let write = Command::new("sh")
+        .args(["-c", "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\""])
+        .args([folder.join(name).as_os_str(), script.as_ref()])
+        .status();
+    assert!(write.unwrap().success());
 }
 
 #[test]
