@@ -23,8 +23,8 @@ DEVICE void pdl_launch() {
 #endif
 }
 // Waits until the kernels before have ended and their writes can be seen. Every kernel calls this before it touches
-// memory that another kernel writes, but for what the kernel before has written, with a fence after it, before its
-// `pdl_launch`: that can be read with __ldcg (moe_gemv_glu.cu).
+// memory that another kernel writes, but for such states, and for what the kernel before has written, with a fence
+// after it, before its `pdl_launch`: that can be read with __ldcg (moe_gemv_glu.cu).
 DEVICE void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -5,7 +5,7 @@
 //   global: state     -----------------------------------------> registers: a part of it a warp
 //
 //   many rows: delta_conv; delta_prepare (what does not depend on the state, for all chunks at once); delta_rule
-//   few rows:  delta_fused, which also does the norm and the gate that follow
+//   few rows:  delta_fused or delta_fused_cluster, which also do the norm and the gate that follow
 
 // A channel's convolution with SiLU, of rows from..to of a sequence. Its input is loaded ROWS_AHEAD rows at a time, the
 // first by the constructor.
@@ -34,8 +34,8 @@ struct Convolution {
 #pragma unroll
         for (u32 j = 0; j < ROWS_AHEAD; j++, next += stride) now[j] = j < left ? *next : 0.0f;
     }
-    // The column of rows that starts at `to`, N floats from row to row; after the last row to a multiple of ROWS_AHEAD
-    // something else.
+    // Writes the column of row i to to[i * N]. What comes after the last row, up to a multiple of ROWS_AHEAD, is
+    // overwritten with numbers that nobody reads.
     template <int N>
     DEVICE void run(float *to) {
 #pragma unroll 1
@@ -340,9 +340,9 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) delta_rule(Delta d, const float
 
 // Few rows: `delta_conv`, `delta_rule` and, where `gate` is not null, the norm of heads and y = activation(gate) n,
 // fused, with their bits. A block computes what it reads of the convolution. Blocks count themselves in `counters`, by
-// key head: the last one shifts its history and remembers its keys. Norms and gates need all columns of a value head:
-// its blocks count themselves as well, and the last one does all rows, or they are a cluster, send one another results,
-// and do a part of the rows each.
+// key head: the last one shifts its history and remembers its keys. Norms and gates need all columns of a value head.
+//   delta_fused          its blocks count themselves, and the last one does all rows
+//   delta_fused_cluster  its blocks are a cluster and send one another results; each does a part of the rows
 struct GatedNormEpilogue {
     const float *weight, *gate; // no gate: nothing follows
     float *n, *y;               // may be null, and `y` may be `gate`
@@ -356,7 +356,7 @@ struct GatedNormEpilogue {
 struct HeadResults {
     float rows[HEAD_ROWS][DV];
     u64 are_there; // barrier
-    // Called by one thread, before the cluster meets: a step has `n` rows.
+    // Called by one thread, before the cluster meets: the sequence has `n` rows.
     DEVICE void expect(u32 n) {
         const u32 barrier = smem_address(&are_there), rank = cluster_rank();
         mbarrier_init(barrier, 1);
@@ -443,7 +443,7 @@ DEVICE void compute_few(const Delta &d, const float *qkv, const float *conv, con
             cp_async_4(smem_address(raw + (HISTORY + r) * ROW_CHANNELS + i),
                        qkv + (u64) (start + r) * d.channels + channel[j]);
         });
-    // The last warp has fewer channels than others, and computes the gates.
+    // No warp has fewer channels than the last one, which computes the gates.
     const bool has_gates = warp == WARPS - 1 && lane < rows;
     const u64 own_gates = (u64) (start + lane) * d.nv + head;
     const float own_a = has_gates ? a[own_gates] : 0.0f, own_b = has_gates ? b[own_gates] : 0.0f;
@@ -535,14 +535,16 @@ DEVICE void compute_few(const Delta &d, const float *qkv, const float *conv, con
     }
 #endif
 }
-KERNEL __launch_bounds__(THREADS, KEY_COLUMNS > 128 ? 1 : 3)
+// Three blocks a multiprocessor where its shared memory takes those of a row each.
+#define FUSED_BLOCKS_PER_SM (KEY_COLUMNS <= 128 && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 ? 3 : BLOCKS_PER_SM)
+KERNEL __launch_bounds__(THREADS, FUSED_BLOCKS_PER_SM)
     delta_fused(Delta d, const float *qkv, const float *conv, const float *b, const float *a, const float *decay,
                 const float *bias, float *y, u32 *counters, GatedNormEpilogue end) {
     compute_few<false>(d, qkv, conv, b, a, decay, bias, y, counters, end);
 }
 #if __CUDA_ARCH__ >= 900 && DV % 64 == 0
 // For steps with so few blocks that a multiprocessor takes one or two: threads have more registers than those of
-// `delta_fused`, of which it takes three.
+// `delta_fused`.
 KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM)
     delta_fused_cluster(Delta d, const float *qkv, const float *conv, const float *b, const float *a,
                         const float *decay, const float *bias, float *y, u32 *counters, GatedNormEpilogue end) {

@@ -187,8 +187,9 @@ struct ChunkRows {
 DEVICE u32 matrix_row(const float *rows, int j, int column) {
     return smem_address(rows + j * KEY_STRIDE) + 2 * column + ((threadIdx.x & 31) >> 4) * 16;
 }
-// Where the lane's rows of a matrix of keys and of one of queries lie, of all rows of the chunk, of which `known` have
-// no query. In place of rows that do not exist, other rows are multiplied, and nobody reads the results.
+// Where the lane's rows of a matrix of keys and of one of queries lie, of all `count` rows of the chunk, of which
+// `known` have no query: those of `rows`, or constants where they are known when this is compiled. In place of rows
+// that do not exist, other rows are multiplied, and nobody reads the results.
 DEVICE void matrix_rows(u32 (&at)[2], const ChunkRows &rows, int known, int count, int column) {
     const int row = threadIdx.x & 15, last = count - 1;
     at[0] = matrix_row(rows.keys, min(row, last), column);

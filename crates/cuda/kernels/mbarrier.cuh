@@ -79,8 +79,8 @@ DEVICE void cluster_sync() {
     cluster_arrive();
     cluster_wait();
 }
-// Sends a number, or four, to the same place of block `rank` of the cluster. The barrier at the same place of that
-// block counts the bytes.
+// Sends a number, or four, to the same place of block `rank` of the cluster; of four, `to` is a multiple of 16. The
+// barrier at the same place of that block counts the bytes.
 DEVICE void send_to_block(u32 rank, u32 to, u32 barrier, float v) {
     asm volatile("{.reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %2; "
                  "mapa.shared::cluster.u32 barrier, %1, %2; "

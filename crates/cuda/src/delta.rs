@@ -69,16 +69,16 @@ const PREPARE_MEMORY: usize =
 
 /// Bytes of shared memory that `delta_fused` declares, at most: its ChunkMemory, PrepareMemory and two flags, of which
 /// alignment to 16 makes 32 bytes. A test holds this to what is compiled, for blocks are spread by it.
-pub(crate) const DECLARED_BY_FEW: usize = CHUNK_MEMORY + PREPARE_MEMORY + 2 * 16;
+pub(crate) const DECLARED_BY_FUSED: usize = CHUNK_MEMORY + PREPARE_MEMORY + 2 * 16;
 
 /// Bytes of shared memory that `delta_fused_cluster` declares: its ChunkMemory, PrepareMemory and HeadResults, of which
 /// the barrier and a flag take 16. Blocks are spread by this, too.
-pub(crate) fn declared_in_cluster(spec: &DeltaSpec) -> usize {
+pub(crate) fn declared_by_fused_cluster(spec: &DeltaSpec) -> usize {
     let rows = FEW_ROWS.div_ceil(splits(spec));
     CHUNK_MEMORY + PREPARE_MEMORY + 4 * rows * spec.value_dim + 16
 }
 
-/// Bytes of shared memory that `delta_fused` asks for.
+/// Bytes of shared memory that `delta_fused` asks for, for a sequence of `rows` rows.
 fn shared_of_few(spec: &DeltaSpec, rows: usize) -> usize {
     let key = key_stride(spec);
     let remembered = (PENDING + rows) * (key + COLUMNS + 2) + rows * key;
@@ -103,8 +103,9 @@ pub(crate) struct States {
 }
 
 impl States {
-    /// Whether no kernel that may still run writes the states. From now on one does.
-    pub(crate) fn settle(&self, driver: &Driver) -> bool {
+    /// Says that the kernel which is launched next writes the states. Whether no other kernel that may still run then
+    /// does.
+    pub(crate) fn begin_write(&self, driver: &Driver) -> bool {
         let now = driver.epoch();
         self.written_in.swap(now, Ordering::Relaxed) != now
     }
@@ -227,7 +228,7 @@ pub(crate) fn kernel(spec: &DeltaSpec, name: &'static str) -> Kernel {
 fn fused(device: &Device, spec: &DeltaSpec, rows: &Rows) -> Option<usize> {
     let shared = shared_of_few(spec, rows.longest);
     let fits = 4 * rows.seqs * (spec.key_heads + spec.value_heads) <= ARRIVALS_BYTES
-        && shared + DECLARED_BY_FEW + 1024 <= device.driver.shared;
+        && shared + DECLARED_BY_FUSED + 1024 <= device.driver.shared;
     (rows.n <= FEW_ROWS && fits).then_some(shared)
 }
 
@@ -264,7 +265,7 @@ pub(crate) fn gated_delta(l: &Launch<'_>, op: &Op) {
         dk: spec.key_dim as i32,
         dv: spec.value_dim as i32,
         channels: spec.channels() as i32,
-        is_settled: i32::from(states.settle(&l.device.driver)),
+        is_settled: i32::from(states.begin_write(&l.device.driver)),
     };
     let step = Step {
         l,
@@ -338,7 +339,7 @@ impl Step<'_> {
             Some(grid) => (in_cluster, grid),
             None => (
                 self.kernel("delta_fused"),
-                l.device.driver.spread_few(grid, DECLARED_BY_FEW),
+                l.device.driver.spread_few(grid, DECLARED_BY_FUSED),
             ),
         };
         l.device
@@ -346,15 +347,17 @@ impl Step<'_> {
     }
 
     /// The launch in which blocks of a value head are a cluster, if they have results to exchange, and if there is room
-    /// for all clusters at once: of more, some would wait until several multiprocessors near each other are free.
+    /// for all clusters at once: of more, some would wait until several multiprocessors near each other are free. While
+    /// launches are collected to be compiled, nothing: to ask for room compiles the file, which has both kernels.
     fn in_cluster(&self, kernel: &Kernel, grid: Grid, has_gate: bool) -> Option<Grid> {
         let (spec, driver) = (&self.spec, &self.l.device.driver);
         let cluster = splits(spec);
-        if !has_gate || driver.arch < 90 || cluster == 1 || !spec.value_dim.is_multiple_of(64) {
+        let exchanges = has_gate && cluster > 1 && spec.value_dim.is_multiple_of(64);
+        if !exchanges || driver.arch < 90 || driver.is_collecting() {
             return None;
         }
         let grid = Grid { cluster, ..grid };
-        let spread = driver.spread_few(grid, declared_in_cluster(spec));
+        let spread = driver.spread_few(grid, declared_by_fused_cluster(spec));
         let clusters = grid.blocks.0 * grid.blocks.1 / cluster;
         [spread, grid]
             .into_iter()

@@ -55,11 +55,12 @@ pub(crate) struct Driver {
     pub(crate) arch: u32,
     /// Whether clusters may have more than 8 blocks where the device takes them. Tests switch it off.
     pub(crate) large_clusters: bool,
-    /// Kernels, with the bytes of shared memory of their blocks, and how many of their clusters fit at once.
-    clusters: Mutex<HashMap<(Kernel, usize), usize>>,
+    /// How many clusters of a kernel fit at once, by the blocks of a cluster, and the threads and bytes of shared memory of
+    /// a block.
+    clusters: Mutex<HashMap<(Kernel, [usize; 3]), usize>>,
     /// Bytes of memory in all.
     pub(crate) total_memory: usize,
-    /// Counts copies, and starts and ends of records.
+    /// Counts what all kernels before and after are apart by: copies, clears, replays, and both ends of a record.
     epoch: AtomicU64,
     error: Mutex<Option<String>>,
     failed: AtomicBool,
@@ -121,16 +122,24 @@ impl Driver {
         }
     }
 
-    /// The number of the current epoch. A kernel starts after all kernels that were launched in earlier epochs have
-    /// ended. Several kernels of its own epoch may still run then, where kernels start early (programmatic dependent
+    /// The number of the current epoch. As long as one thread launches, a kernel starts after all kernels of earlier
+    /// epochs have ended. Kernels of its own epoch may still run then, where kernels start early (programmatic dependent
     /// launch).
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Starts another epoch: what has just been asked for waits for all kernels before, and all kernels after wait for it.
+    /// Starts another epoch. All kernels before have ended, or what was just asked for waits for them and all kernels
+    /// after wait for it.
     fn start_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// As [`Driver::keep`], of work that waits for all kernels before, and that all kernels after wait for.
+    fn keep_in_order(&self, result: Result<(), String>) {
+        if self.keep(result).is_some() {
+            self.start_epoch();
+        }
     }
 
     /// Whether launches are recorded.
@@ -222,16 +231,14 @@ impl Driver {
 
     pub(crate) fn zero(&self, address: Address, bytes: usize) {
         if address != 0 && self.ready() {
-            self.keep(self.machine.zero(address, bytes));
-            self.start_epoch();
+            self.keep_in_order(self.machine.zero(address, bytes));
         }
     }
 
     /// Copies to the device; `from` may be used again at once.
     pub(crate) fn write<T: Number>(&self, to: Address, from: &[T]) {
         if to != 0 && !from.is_empty() && self.alone() {
-            self.keep(self.machine.write(to, bytes(from)));
-            self.start_epoch();
+            self.keep_in_order(self.machine.write(to, bytes(from)));
         }
     }
 
@@ -240,8 +247,7 @@ impl Driver {
         if to != 0 && bytes > 0 && self.alone() {
             let mut fill = Some(fill);
             let mut once = |bytes: &mut [u8]| fill.take().expect("called once")(bytes);
-            self.keep(self.machine.fill(to, bytes, &mut once));
-            self.start_epoch();
+            self.keep_in_order(self.machine.fill(to, bytes, &mut once));
         }
     }
 
@@ -252,15 +258,13 @@ impl Driver {
             return;
         }
         if from != 0 && !to.is_empty() && self.alone() {
-            self.keep(self.machine.read(bytes_mut(to), from));
-            self.start_epoch();
+            self.keep_in_order(self.machine.read(bytes_mut(to), from));
         }
     }
 
     pub(crate) fn copy(&self, to: Address, from: Address, bytes: usize) {
         if to != 0 && from != 0 && bytes > 0 && self.ready() {
-            self.keep(self.machine.copy(to, from, bytes));
-            self.start_epoch();
+            self.keep_in_order(self.machine.copy(to, from, bytes));
         }
     }
 
@@ -284,18 +288,18 @@ impl Driver {
         if grid.cluster > 8 && !self.large_clusters {
             return 0;
         }
-        let key = (kernel.clone(), grid.shared);
+        let key = (kernel.clone(), [grid.cluster, grid.threads, grid.shared]);
         if let Some(&clusters) = lock(&self.clusters).get(&key) {
             return clusters;
         }
         if !self.ready() {
             return 0;
         }
-        let clusters = self
-            .keep(self.machine.clusters_at_once(kernel, grid))
-            .unwrap_or(0);
-        lock(&self.clusters).insert(key, clusters);
-        clusters
+        let found = self.keep(self.machine.clusters_at_once(kernel, grid));
+        if let Some(clusters) = found {
+            lock(&self.clusters).insert(key, clusters);
+        }
+        found.unwrap_or(0)
     }
 
     /// `grid` with so much shared memory, beyond the `declared` bytes of its kernel, that a multiprocessor takes no more
@@ -398,6 +402,8 @@ impl Driver {
         if !self.ready() {
             return None;
         }
+        // Recording puts nothing into the stream that kernels after it would wait for.
+        self.keep(self.machine.wait());
         self.keep(self.machine.begin_recording());
         self.start_epoch();
         self.spoiled.store(false, Ordering::Relaxed);
@@ -421,8 +427,7 @@ impl Driver {
 
     pub(crate) fn replay(&self, graph: &Graph) {
         if self.ready() {
-            self.keep(self.machine.replay(graph));
-            self.start_epoch();
+            self.keep_in_order(self.machine.replay(graph));
         }
     }
 }

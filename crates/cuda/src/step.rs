@@ -117,6 +117,10 @@ fn size(batch: &Batch) -> (usize, usize) {
 /// have all rows but one of each other.
 pub(crate) fn longest(batch: &Batch) -> usize {
     let (rows, seqs) = size(batch);
+    debug_assert!(
+        batch.seqs.iter().all(|s| !s.rows.is_empty()),
+        "a sequence without rows"
+    );
     if rows <= MAX_RECORDED_ROWS {
         return (rows + 1).saturating_sub(seqs);
     }

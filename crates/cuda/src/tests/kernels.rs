@@ -211,7 +211,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("delta_prepare", 80, 1200),
     ("delta_rule", 128, 2400),
     ("delta_fused_cluster", 128, 4900),
-    ("delta_fused", 80, 4900),
+    ("delta_fused", 128, 4900),
     ("delta_conv", 42, 1500),
     ("add_norm", 64, 2600),
     ("rms_norm_glu", 64, 2750),
@@ -293,9 +293,10 @@ fn over_budget(arch: u32, kernel: &Kernel) -> Vec<String> {
             // With half of the registers, what is used once a split waits there; two
             // blocks a multiprocessor are still faster than one.
             "attention_pipelined_2" if two_blocks => 32,
-            // Four values wait there while the state is multiplied; three blocks a multiprocessor are still faster
-            // than two.
-            "delta_fused" => 16,
+            // Where three blocks fit a multiprocessor, four values wait there while the state is multiplied. For many
+            // blocks that is still faster than two.
+            "delta_fused" if (90..120).contains(&arch) => 16,
+            // Two values of the loop over rows wait there, for six blocks a multiprocessor.
             "delta_conv" if arch == 120 => 8,
             _ => 0,
         };
@@ -328,7 +329,7 @@ fn every_kernel_compiles_within_its_budget() {
     assert!(over.is_empty(), "over their budgets:\n{}", over.join("\n"));
 }
 
-/// Blocks of `delta_fused` are spread by what it declares. Needs no GPU either.
+/// Blocks of both kernels of few rows are spread by what these declare. Needs no GPU either.
 #[test]
 fn the_delta_rule_of_few_rows_declares_what_its_blocks_are_spread_by() {
     if !compile::is_present() {
@@ -338,20 +339,20 @@ fn the_delta_rule_of_few_rows_declares_what_its_blocks_are_spread_by() {
     for (key_dim, value_dim) in [(128, 128), (64, 256), (24, 80)] {
         let spec = delta_spec(key_dim, value_dim);
         let report = compile::report(90, &delta::kernel(&spec, "")).unwrap();
-        let mut declared = vec![("delta_fused", delta::DECLARED_BY_FEW)];
+        let of_fused = delta::DECLARED_BY_FUSED;
+        // Where the compiler puts both flags behind one another, 16 less.
+        let mut kernels = vec![("delta_fused", [of_fused, of_fused - 16])];
         if value_dim % 64 == 0 {
-            declared.push(("delta_fused_cluster", delta::declared_in_cluster(&spec)));
+            kernels.push((
+                "delta_fused_cluster",
+                [delta::declared_by_fused_cluster(&spec); 2],
+            ));
         }
-        for (kernel, declared) in declared {
-            let (_, usage) = report
-                .iter()
-                .find(|(name, _)| name == kernel)
-                .expect("a kernel for few rows");
-            // Where the compiler puts both flags behind one another, 16 less.
-            assert!(
-                [declared, declared - 16].contains(&usage.shared),
-                "{spec:?}: {declared} for {usage:?}"
-            );
+        for (kernel, declared) in kernels {
+            let found = report.iter().find(|(name, _)| name == kernel);
+            let (_, usage) = found.expect("a kernel for few rows");
+            let fits = declared.contains(&usage.shared);
+            assert!(fits, "{kernel}, {spec:?}: {declared:?} for {usage:?}");
         }
     }
 }
