@@ -356,12 +356,15 @@ struct GatedNormEpilogue {
 struct HeadResults {
     float rows[HEAD_ROWS][DV];
     u64 are_there; // barrier
-    // Called by one thread, before the cluster meets: the sequence has `n` rows.
-    DEVICE void expect(u32 n) {
-        const u32 barrier = smem_address(&are_there), rank = cluster_rank();
-        mbarrier_init(barrier, 1);
+    // Called by one thread, before the cluster meets.
+    DEVICE void init() {
+        mbarrier_init(smem_address(&are_there), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        mbarrier_expect_tx(barrier, rank < n ? (n - rank + SPLITS - 1) / SPLITS * DV * 4 : 0);
+    }
+    // Called by that thread, after the cluster has met: the sequence has `n` rows. Results may be there before.
+    DEVICE void expect(u32 n) {
+        const u32 rank = cluster_rank();
+        mbarrier_expect_tx(smem_address(&are_there), rank < n ? (n - rank + SPLITS - 1) / SPLITS * DV * 4 : 0);
     }
     // Sends the lane's column of row `r` to the block that does its norm.
     DEVICE void send(u32 r, float v) {
@@ -387,7 +390,7 @@ DEVICE void compute_few(const Delta &d, const float *qkv, const float *conv, con
     const u32 *seq = d.batch.seq(blockIdx.y);
     const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
     if constexpr (IN_CLUSTER) {
-        if (threadIdx.x == 0) head_results.expect(rows);
+        if (threadIdx.x == 0) head_results.init();
         cluster_arrive();
     }
     counters += blockIdx.y * (d.nk + d.nv);
@@ -447,7 +450,10 @@ DEVICE void compute_few(const Delta &d, const float *qkv, const float *conv, con
     const bool has_gates = warp == WARPS - 1 && lane < rows;
     const u64 own_gates = (u64) (start + lane) * d.nv + head;
     const float own_a = has_gates ? a[own_gates] : 0.0f, own_b = has_gates ? b[own_gates] : 0.0f;
-    if constexpr (IN_CLUSTER) cluster_wait(); // all blocks have their barriers
+    if constexpr (IN_CLUSTER) {
+        cluster_wait(); // all blocks have their barriers
+        if (threadIdx.x == 0) head_results.expect(rows);
+    }
     asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll 1
     for (u32 r = 0; r < rows; r++)

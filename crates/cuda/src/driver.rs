@@ -53,8 +53,8 @@ pub(crate) struct Driver {
     pub(crate) shared: usize,
     /// `sm_` number, such as 90.
     pub(crate) arch: u32,
-    /// Whether clusters may have more than 8 blocks where the device takes them. Tests switch it off.
-    pub(crate) large_clusters: bool,
+    /// Blocks of a cluster, at most, where the device takes so many. Tests ask for fewer.
+    pub(crate) max_cluster: usize,
     /// How many clusters of a kernel fit at once, by the blocks of a cluster, and the threads and bytes of shared memory of
     /// a block.
     clusters: Mutex<HashMap<(Kernel, [usize; 3]), usize>>,
@@ -110,7 +110,7 @@ impl Driver {
             sms,
             shared,
             arch,
-            large_clusters: true,
+            max_cluster: 16,
             clusters: Mutex::default(),
             epoch: AtomicU64::new(1),
             error: Mutex::default(),
@@ -285,7 +285,7 @@ impl Driver {
     /// How many clusters of a launch the device has room for at once. Compiles the kernel when it is first asked about,
     /// and remembers the answer.
     pub(crate) fn clusters_at_once(&self, kernel: &Kernel, grid: Grid) -> usize {
-        if grid.cluster > 8 && !self.large_clusters {
+        if grid.cluster > self.max_cluster {
             return 0;
         }
         let key = (kernel.clone(), [grid.cluster, grid.threads, grid.shared]);

@@ -515,7 +515,7 @@ fn gpu_small_gated_projections_have_the_bits_of_their_parts() {
 /// As [`gpu_small_gated_projections_have_the_bits_of_their_parts`], in the clusters that every device has.
 #[test]
 fn gpu_small_gated_projections_of_small_clusters_have_the_bits_of_their_parts() {
-    if let Some(cuda) = gpu_with(|driver| driver.large_clusters = false) {
+    if let Some(cuda) = gpu_with(|driver| driver.max_cluster = 8) {
         assert_gated_projections(&cuda);
     }
 }
@@ -540,9 +540,9 @@ fn assert_gated_projections(cuda: &Cuda) {
 /// Needs no GPU: which gates are one kernel with the products around them.
 #[test]
 fn few_rows_of_a_narrow_gate_take_one_kernel() {
-    let launches = |device: DryRun, large_clusters: bool, (name, hidden, inner), n| {
+    let launches = |device: DryRun, max_cluster: usize, (name, hidden, inner), n| {
         let mut driver = Driver::dry(device);
-        driver.large_clusters = large_clusters;
+        driver.max_cluster = max_cluster;
         let cuda = Cuda::on(driver, Tunings::new(None, false));
         let case = GatedCase::new(&cuda, name, hidden, inner);
         cuda.take_launches();
@@ -563,18 +563,18 @@ fn few_rows_of_a_narrow_gate_take_one_kernel() {
     };
     for &case in GATED_CASES {
         for n in [1, 8, 16] {
-            assert_eq!(launches(hopper, true, case, n), [true, false], "{case:?}");
-            assert_eq!(launches(hopper, false, case, n), [false, true], "{case:?}");
-            assert_eq!(launches(ampere, true, case, n), [false; 2], "{case:?}");
+            assert_eq!(launches(hopper, 16, case, n), [true, false], "{case:?}");
+            assert_eq!(launches(hopper, 8, case, n), [false, true], "{case:?}");
+            assert_eq!(launches(ampere, 16, case, n), [false; 2], "{case:?}");
         }
-        assert_eq!(launches(hopper, true, case, 17), [false; 2], "{case:?}");
+        assert_eq!(launches(hopper, 16, case, 17), [false; 2], "{case:?}");
     }
     for &case in LARGE_GATED_CASES {
-        assert_eq!(launches(hopper, true, case, 8), [true, false], "{case:?}");
-        assert_eq!(launches(hopper, false, case, 8), [false; 2], "{case:?}");
+        assert_eq!(launches(hopper, 16, case, 8), [true, false], "{case:?}");
+        assert_eq!(launches(hopper, 8, case, 8), [false; 2], "{case:?}");
     }
     for &case in SEPARATE_CASES {
-        assert_eq!(launches(hopper, true, case, 1), [false; 2], "{case:?}");
+        assert_eq!(launches(hopper, 16, case, 1), [false; 2], "{case:?}");
     }
 }
 
