@@ -23,6 +23,18 @@ pub(super) fn sum8(x: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
 }
 
+/// For each lane of `codes`, which are below 16, a value of a table: of `low`, or of `high` from code 8 on.
+#[inline(always)]
+fn lookup8(low: __m256, high: __m256, codes: __m256i) -> __m256 {
+    // The fourth bit says which half.
+    let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
+    _mm256_blendv_ps(
+        _mm256_permutevar8x32_ps(low, codes),
+        _mm256_permutevar8x32_ps(high, codes),
+        is_high,
+    )
+}
+
 /// `2ˣ` of whole numbers, made as the exponents of floats.
 #[inline(always)]
 fn exp2_integer(x: __m256) -> __m256 {
@@ -191,14 +203,9 @@ impl Lanes for Avx2 {
         let Avx2(low, high) = Self::load(table);
         // SAFETY: `codes` is 16 bytes.
         let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
-        let wide = [codes, _mm_srli_si128::<8>(codes)].map(_mm256_cvtepu8_epi32);
-        let [a, b] = wide.map(|c| {
-            let of = |table| _mm256_permutevar8x32_ps(table, c);
-            // The fourth bit says which half.
-            let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(c));
-            _mm256_blendv_ps(of(low), of(high), is_high)
-        });
-        Avx2(a, b)
+        let a = _mm256_cvtepu8_epi32(codes);
+        let b = _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(codes));
+        Avx2(lookup8(low, high, a), lookup8(low, high, b))
     }
     #[inline(always)]
     fn negate(self) -> Self {
