@@ -20,6 +20,7 @@ use std::ops::{Add, Div, Mul, Sub};
 /// # Safety
 ///
 /// The CPU has NEON.
+#[inline(never)]
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn neon<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Neon>()
@@ -30,6 +31,7 @@ pub(super) unsafe fn neon<K: Kernel>(kernel: K) -> K::Output {
 /// # Safety
 ///
 /// The CPU has NEON.
+#[inline(never)]
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn neon_bytes<K: ByteKernel>(kernel: K) -> K::Output {
     kernel.run::<NeonBytes<WIDENING>>()
@@ -40,6 +42,7 @@ pub(super) unsafe fn neon_bytes<K: ByteKernel>(kernel: K) -> K::Output {
 /// # Safety
 ///
 /// The CPU has NEON and the dot product extension.
+#[inline(never)]
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn neon_dot_bytes<K: ByteKernel>(kernel: K) -> K::Output {
     kernel.run::<NeonBytes<DOT>>()
@@ -50,6 +53,7 @@ pub(super) unsafe fn neon_dot_bytes<K: ByteKernel>(kernel: K) -> K::Output {
 /// # Safety
 ///
 /// The CPU has NEON and the extensions of dot products and of 8-bit matrices.
+#[inline(never)]
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub(super) unsafe fn neon_matrix_bytes<K: ByteKernel>(kernel: K) -> K::Output {
     kernel.run::<NeonBytes<MATRIX>>()
@@ -123,6 +127,11 @@ impl Float for Neon {
 }
 
 impl Lanes for Neon {
+    #[inline(always)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: whoever has these lanes is on a CPU with NEON.
+        unsafe { neon(kernel) }
+    }
     const REGISTERS: Registers = Registers::Narrow;
 
     #[inline(always)]
@@ -434,6 +443,17 @@ unsafe fn matrix<const SIGNED: bool>(
 }
 
 impl<const WAY: u8> Bytes for NeonBytes<WAY> {
+    #[inline(always)]
+    fn call<K: ByteKernel>(kernel: K) -> K::Output {
+        // SAFETY: whoever multiplies in this way is on a CPU with its extensions.
+        unsafe {
+            match WAY {
+                WIDENING => neon_bytes(kernel),
+                DOT => neon_dot_bytes(kernel),
+                _ => neon_matrix_bytes(kernel),
+            }
+        }
+    }
     type Lanes = Neon;
     type Codes = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];

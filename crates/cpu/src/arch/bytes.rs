@@ -21,6 +21,9 @@ pub(crate) trait Bytes: 'static {
     /// 16 signed 32-bit sums.
     type Sums: Copy;
 
+    /// Runs `kernel` with these bytes as a function of its own, for the reason of [`Lanes::call`].
+    fn call<K: ByteKernel>(kernel: K) -> K::Output;
+
     fn load(codes: &[u8; 64]) -> Self::Codes;
     #[cfg_attr(
         not(target_arch = "x86_64"),

@@ -45,6 +45,10 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     /// How many sums the vector registers hold.
     const REGISTERS: Registers;
 
+    /// Runs `kernel` with these lanes as a function of its own. A kernel that has many microkernels calls them so: what is
+    /// all inlined into one function takes the compiler minutes.
+    fn call<K: Kernel>(kernel: K) -> K::Output;
+
     fn load(x: &[f32; 16]) -> Self;
     fn load_bf16(x: &[bf16; 16]) -> Self;
     fn load_f16(x: &[f16; 16]) -> Self;

@@ -4,7 +4,8 @@
 //! Operations that call a function for each lane are not inlined: kernels would repeat the 16
 //! calls at every use, which took a tenth of the crate's code.
 
-use super::lanes::{Lanes, Registers};
+use super::bytes::ByteKernel;
+use super::lanes::{Kernel, Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::array::from_fn;
@@ -85,6 +86,10 @@ impl Float for Scalar {
 }
 
 impl Lanes for Scalar {
+    #[inline(never)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
     const REGISTERS: Registers = Registers::One;
 
     #[inline(always)]
@@ -131,6 +136,10 @@ impl Lanes for Scalar {
 pub(super) struct Bytes;
 
 impl super::bytes::Bytes for Bytes {
+    #[inline(never)]
+    fn call<K: ByteKernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
     type Lanes = Scalar;
     type Codes = [u8; 64];
     type Sums = [i32; 16];

@@ -38,6 +38,7 @@ pub(super) trait Variants: Kernel + Sized {
     /// # Safety
     ///
     /// The CPU has the features.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn avx2(self) -> Self::Output {
         self.run::<Avx2>()
@@ -48,6 +49,7 @@ pub(super) trait Variants: Kernel + Sized {
     /// # Safety
     ///
     /// The CPU has the features.
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn avx512(self) -> Self::Output {
         self.run::<Avx512>()
@@ -63,6 +65,7 @@ pub(super) trait ByteVariants: ByteKernel + Sized {
     /// # Safety
     ///
     /// The CPU has the features.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn avx2_bytes(self) -> Self::Output {
         self.run::<Avx2Bytes<false>>()
@@ -73,6 +76,7 @@ pub(super) trait ByteVariants: ByteKernel + Sized {
     /// # Safety
     ///
     /// The CPU has the features.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
     unsafe fn avx_vnni_bytes(self) -> Self::Output {
         self.run::<Avx2Bytes<true>>()
@@ -83,6 +87,7 @@ pub(super) trait ByteVariants: ByteKernel + Sized {
     /// # Safety
     ///
     /// The CPU has the features.
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn avx512_vnni_bytes(self) -> Self::Output {
         self.run::<Avx512Bytes>()

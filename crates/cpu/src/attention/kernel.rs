@@ -290,7 +290,10 @@ impl Attend<'_> {
             let m = queries_at_once::<L>(left, r == 4);
             let prefetch = ahead.take(left, m).over(self.args.spec.head_dim);
             microkernels! {
-                (L::REGISTERS, m, r) => |M, R| self.score::<L, E, M, R>(k, i, b, prefetch);
+                (L::REGISTERS, m, r) => |M, R| {
+                    let attend = &mut *self;
+                    L::call(Score::<E, M, R> { attend, k, i, b, prefetch })
+                };
                 Wide:
                     (1, 4) (2, 4) (4, 4)
                     (1, 2) (2, 2) (4, 2) (6, 2) (8, 2)
@@ -298,36 +301,6 @@ impl Attend<'_> {
                 Narrow: (1, 1) (2, 1) (4, 1);
             }
             i += m;
-        }
-    }
-
-    /// Scores of the `M` queries from `i` with the `R` blocks of `k`, of which `b` is the first.
-    #[inline(always)]
-    fn score<L: Lanes, E: Element, const M: usize, const R: usize>(
-        &mut self,
-        k: &[E],
-        i: usize,
-        b: usize,
-        prefetch: Prefetch,
-    ) {
-        let head_dim = self.args.spec.head_dim;
-        let mut acc = [[L::splat(0.0); R]; M];
-        let operands = Operands {
-            x: self.scratch.q[i * head_dim..][..M * head_dim].as_ptr(),
-            x_stride: head_dim,
-            w: k[..R * BLOCK * head_dim].as_ptr(),
-            w_step: BLOCK,
-            w_stride: BLOCK * head_dim,
-            k: head_dim,
-            prefetch,
-        };
-        // SAFETY: `M` queries and `R` blocks of `e` columns, sliced above.
-        unsafe { accumulate::<L, E, M, R>(&mut acc, operands) };
-        for (m, acc) in acc.into_iter().enumerate() {
-            for (r, lanes) in acc.into_iter().enumerate() {
-                let at = (i + m) * PAGE_ROWS + (b + r) * BLOCK;
-                store(lanes, &mut self.scratch.p[at..][..BLOCK]);
-            }
         }
     }
 
@@ -443,61 +416,25 @@ impl Attend<'_> {
             };
             let prefetch = ahead.take(left, r).over(keys.len());
             let keys = keys.clone();
+            macro_rules! call {
+                ($R:literal) => {
+                    L::call(AddBlock::<E, M, $R> {
+                        attend: self,
+                        columns,
+                        i,
+                        keys,
+                        col,
+                        corrections,
+                        prefetch,
+                    })
+                };
+            }
             match (L::REGISTERS, M, r) {
-                (Wide, 1..=4, 4) | (Narrow, 1, 4) => {
-                    self.add_block::<L, E, M, 4>(columns, i, keys, col, corrections, prefetch);
-                }
-                (Wide, _, 2) | (Narrow, 2, 2) => {
-                    self.add_block::<L, E, M, 2>(columns, i, keys, col, corrections, prefetch);
-                }
-                _ => self.add_block::<L, E, M, 1>(columns, i, keys, col, corrections, prefetch),
+                (Wide, 1..=4, 4) | (Narrow, 1, 4) => call!(4),
+                (Wide, _, 2) | (Narrow, 2, 2) => call!(2),
+                _ => call!(1),
             }
             col += 16 * r;
-        }
-    }
-
-    /// Adds the values of `keys` in `R` vectors of columns, from `col` of `columns` on, to the
-    /// `M` queries from `i`.
-    #[inline(always)]
-    fn add_block<L: Lanes, E: Element, const M: usize, const R: usize>(
-        &mut self,
-        columns: &ValueColumns<'_, E>,
-        i: usize,
-        keys: Range<usize>,
-        col: usize,
-        corrections: [f32; M],
-        prefetch: Prefetch,
-    ) {
-        let (width, stride) = (self.args.width, columns.stride);
-        let to = |m: usize, r: usize| (i + m) * width + columns.cols.start + col + 16 * r;
-        let mut acc = [[L::splat(0.0); R]; M];
-        for (m, acc) in acc.iter_mut().enumerate() {
-            for (r, lanes) in acc.iter_mut().enumerate() {
-                let part = &self.scratch.part[to(m, r)..][..16];
-                *lanes = load::<L>(part) * L::splat(corrections[m]);
-            }
-        }
-        let w = &columns.values[keys.start * stride + col..];
-        assert!(
-            w.len() >= (keys.len() - 1) * stride + 16 * R,
-            "values of these keys"
-        );
-        let p = &self.scratch.p[i * PAGE_ROWS + keys.start..];
-        let operands = Operands {
-            x: p[..(M - 1) * PAGE_ROWS + keys.len()].as_ptr(),
-            x_stride: PAGE_ROWS,
-            w: w.as_ptr(),
-            w_step: stride,
-            w_stride: 16,
-            k: keys.len(),
-            prefetch,
-        };
-        // SAFETY: probabilities of `M` queries and values of the keys, checked above.
-        unsafe { accumulate::<L, E, M, R>(&mut acc, operands) };
-        for (m, acc) in acc.into_iter().enumerate() {
-            for (r, lanes) in acc.into_iter().enumerate() {
-                store(lanes, &mut self.scratch.part[to(m, r)..][..16]);
-            }
         }
     }
 
@@ -535,6 +472,97 @@ impl Attend<'_> {
             let out = unsafe { self.partials.part(at..at + len) };
             out[..width].copy_from_slice(&self.scratch.part[i * width..][..width]);
             (out[width], out[width + 1]) = (s.max, if s.saw_nothing() { -1.0 } else { s.sum });
+        }
+    }
+}
+
+/// Scores of the `M` queries from `i` with the `R` blocks of `k`, of which `b` is the first.
+struct Score<'s, 'a, E, const M: usize, const R: usize> {
+    attend: &'s mut Attend<'a>,
+    k: &'s [E],
+    i: usize,
+    b: usize,
+    prefetch: Prefetch,
+}
+
+impl<E: Element, const M: usize, const R: usize> Kernel for Score<'_, '_, E, M, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let head_dim = self.attend.args.spec.head_dim;
+        let scratch = &mut self.attend.scratch;
+        let mut acc = [[L::splat(0.0); R]; M];
+        let operands = Operands {
+            x: scratch.q[self.i * head_dim..][..M * head_dim].as_ptr(),
+            x_stride: head_dim,
+            w: self.k[..R * BLOCK * head_dim].as_ptr(),
+            w_step: BLOCK,
+            w_stride: BLOCK * head_dim,
+            k: head_dim,
+            prefetch: self.prefetch,
+        };
+        // SAFETY: `M` queries and `R` blocks of `e` columns, sliced above.
+        unsafe { accumulate::<L, E, M, R>(&mut acc, operands) };
+        for (m, acc) in acc.into_iter().enumerate() {
+            for (r, lanes) in acc.into_iter().enumerate() {
+                let at = (self.i + m) * PAGE_ROWS + (self.b + r) * BLOCK;
+                store(lanes, &mut scratch.p[at..][..BLOCK]);
+            }
+        }
+    }
+}
+
+/// Adds the values of `keys` in `R` vectors of columns, from `col` of `columns` on, to the `M` queries from `i`.
+struct AddBlock<'s, 'a, E, const M: usize, const R: usize> {
+    attend: &'s mut Attend<'a>,
+    columns: &'s ValueColumns<'s, E>,
+    i: usize,
+    keys: Range<usize>,
+    col: usize,
+    corrections: [f32; M],
+    prefetch: Prefetch,
+}
+
+impl<E: Element, const M: usize, const R: usize> Kernel for AddBlock<'_, '_, E, M, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let AddBlock {
+            columns, keys, col, ..
+        } = self;
+        let (width, stride) = (self.attend.args.width, columns.stride);
+        let scratch = &mut self.attend.scratch;
+        let to = |m: usize, r: usize| (self.i + m) * width + columns.cols.start + col + 16 * r;
+        let mut acc = [[L::splat(0.0); R]; M];
+        for (m, acc) in acc.iter_mut().enumerate() {
+            for (r, lanes) in acc.iter_mut().enumerate() {
+                let part = &scratch.part[to(m, r)..][..16];
+                *lanes = load::<L>(part) * L::splat(self.corrections[m]);
+            }
+        }
+        let w = &columns.values[keys.start * stride + col..];
+        assert!(
+            w.len() >= (keys.len() - 1) * stride + 16 * R,
+            "values of these keys"
+        );
+        let p = &scratch.p[self.i * PAGE_ROWS + keys.start..];
+        let operands = Operands {
+            x: p[..(M - 1) * PAGE_ROWS + keys.len()].as_ptr(),
+            x_stride: PAGE_ROWS,
+            w: w.as_ptr(),
+            w_step: stride,
+            w_stride: 16,
+            k: keys.len(),
+            prefetch: self.prefetch,
+        };
+        // SAFETY: probabilities of `M` queries and values of the keys, checked above.
+        unsafe { accumulate::<L, E, M, R>(&mut acc, operands) };
+        for (m, acc) in acc.into_iter().enumerate() {
+            for (r, lanes) in acc.into_iter().enumerate() {
+                store(lanes, &mut scratch.part[to(m, r)..][..16]);
+            }
         }
     }
 }

@@ -23,12 +23,22 @@ use crate::microkernel::microkernels;
 use crate::tuning::PrefetchHint;
 use backend::math::Float;
 
+/// The microkernels of a kind of codes.
+trait Microkernels {
+    /// Calls [`QuantizedWork::block`] as a function of its own.
+    fn block<B: Bytes, const M: usize, const R: usize, const S: usize, const HINT: u8>(
+        work: &QuantizedWork<'_>,
+        row: usize,
+        p: usize,
+    );
+}
+
 /// A kernel for each kind of codes, in a module of its own: they are the largest of all and
 /// take the compiler longest, which works on modules side by side.
 macro_rules! kernels {
     ($($kind:ident in $module:ident,)*) => {
         $(mod $module {
-            use super::{$kind, QuantizedWork};
+            use super::{$kind, Microkernels, QuantizedWork};
             use crate::arch::{ByteKernel, Bytes};
 
             pub(super) struct Multiply<'a>(pub(super) QuantizedWork<'a>);
@@ -38,7 +48,35 @@ macro_rules! kernels {
 
                 #[inline(always)]
                 fn run<B: Bytes>(self) {
-                    self.0.multiply_panels::<B, $kind>();
+                    self.0.multiply_panels::<B, Self>();
+                }
+            }
+
+            struct Block<'a, const M: usize, const R: usize, const S: usize, const HINT: u8> {
+                work: &'a QuantizedWork<'a>,
+                row: usize,
+                p: usize,
+            }
+
+            impl<const M: usize, const R: usize, const S: usize, const HINT: u8> ByteKernel
+                for Block<'_, M, R, S, HINT>
+            {
+                type Output = ();
+
+                #[inline(always)]
+                fn run<B: Bytes>(self) {
+                    self.work.block::<B, $kind, M, R, S, HINT>(self.row, self.p);
+                }
+            }
+
+            impl Microkernels for Multiply<'_> {
+                #[inline(always)]
+                fn block<B: Bytes, const M: usize, const R: usize, const S: usize, const HINT: u8>(
+                    work: &QuantizedWork<'_>,
+                    row: usize,
+                    p: usize,
+                ) {
+                    B::call(Block::<M, R, S, HINT> { work, row, p });
                 }
             }
         })*
@@ -90,7 +128,7 @@ const fn sums_at_once(rows: usize, panels: usize) -> usize {
 impl QuantizedWork<'_> {
     /// Multiplies all panels, as many at a time as registers hold.
     #[inline(always)]
-    fn multiply_panels<B: Bytes, const KIND: CodeKind>(&self) {
+    fn multiply_panels<B: Bytes, K: Microkernels>(&self) {
         let registers = <B::Lanes as Lanes>::REGISTERS;
         let mut p = self.range.start;
         while p < self.range.end {
@@ -109,13 +147,13 @@ impl QuantizedWork<'_> {
                 let m = (self.x.rows - row).min(self.x.block);
                 if m == 1
                     && self.reads.hint != PrefetchHint::DEFAULT
-                    && self.one_row::<B, KIND>(row, p, r)
+                    && self.one_row::<B, K>(row, p, r)
                 {
                     continue;
                 }
                 microkernels! {
                     (<B::Lanes as Lanes>::REGISTERS, m, r) => |M, R| {
-                        self.block::<B, KIND, M, R, { sums_at_once(M, R) }, { PrefetchHint::DEFAULT as u8 }>(row, p)
+                        K::block::<B, M, R, { sums_at_once(M, R) }, { PrefetchHint::DEFAULT as u8 }>(self, row, p)
                     };
                     Wide:
                         (1, 8) (1, 4) (2, 4) (3, 4) (4, 4)
@@ -131,14 +169,14 @@ impl QuantizedWork<'_> {
     /// Multiplies row `row` with the `r` panels from `p`, with another hint than the default. Returns
     /// whether it has: not where there are so few panels that it does not matter.
     #[inline(always)]
-    fn one_row<B: Bytes, const KIND: CodeKind>(&self, row: usize, p: usize, r: usize) -> bool {
+    fn one_row<B: Bytes, K: Microkernels>(&self, row: usize, p: usize, r: usize) -> bool {
         macro_rules! hints {
             ($($registers:ident $r:literal: $($hint:ident)*;)*) => {
                 // Blocks of other registers are not even compiled.
                 $(if const { matches!(<B::Lanes as Lanes>::REGISTERS, Registers::$registers) } {
                     match (r, self.reads.hint) {
                         $(($r, PrefetchHint::$hint) => {
-                            self.block::<B, KIND, 1, $r, $r, { PrefetchHint::$hint as u8 }>(row, p);
+                            K::block::<B, 1, $r, $r, { PrefetchHint::$hint as u8 }>(self, row, p);
                             return true;
                         })*
                         _ => {}

@@ -1,8 +1,9 @@
 //! AVX2: two vectors of 8 lanes.
 
 use super::instructions::*;
-use crate::arch::bytes::{Bytes, word};
-use crate::arch::lanes::{Lanes, Registers};
+use super::{ByteVariants, Variants};
+use crate::arch::bytes::{ByteKernel, Bytes, word};
+use crate::arch::lanes::{Kernel, Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::{
@@ -125,6 +126,11 @@ impl Float for Avx2 {
 }
 
 impl Lanes for Avx2 {
+    #[inline(always)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: whoever has these lanes is on a CPU with AVX2.
+        unsafe { kernel.avx2() }
+    }
     const REGISTERS: Registers = Registers::Narrow;
 
     #[inline(always)]
@@ -272,6 +278,16 @@ impl<const VNNI: bool> Avx2Bytes<VNNI> {
 }
 
 impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
+    #[inline(always)]
+    fn call<K: ByteKernel>(kernel: K) -> K::Output {
+        // SAFETY: whoever multiplies in this way is on a CPU with AVX2, and AVX-VNNI if `VNNI`.
+        unsafe {
+            match VNNI {
+                true => kernel.avx_vnni_bytes(),
+                false => kernel.avx2_bytes(),
+            }
+        }
+    }
     type Lanes = Avx2;
     type Codes = (__m256i, __m256i);
     type Sums = (__m256i, __m256i);

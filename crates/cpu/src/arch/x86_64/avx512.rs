@@ -2,8 +2,9 @@
 
 use super::avx2::{NEAREST, sum8};
 use super::instructions::*;
-use crate::arch::bytes::{Bytes, word};
-use crate::arch::lanes::{Lanes, Registers};
+use super::{ByteVariants, Variants};
+use crate::arch::bytes::{ByteKernel, Bytes, word};
+use crate::arch::lanes::{Kernel, Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::{
@@ -70,6 +71,11 @@ impl Float for Avx512 {
 }
 
 impl Lanes for Avx512 {
+    #[inline(always)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: whoever has these lanes is on a CPU with AVX-512.
+        unsafe { kernel.avx512() }
+    }
     const REGISTERS: Registers = Registers::Wide;
 
     #[inline(always)]
@@ -176,6 +182,11 @@ impl Lanes for Avx512 {
 pub(in crate::arch) struct Avx512Bytes;
 
 impl Bytes for Avx512Bytes {
+    #[inline(always)]
+    fn call<K: ByteKernel>(kernel: K) -> K::Output {
+        // SAFETY: whoever multiplies in this way is on a CPU with AVX-512 and AVX512-VNNI.
+        unsafe { kernel.avx512_vnni_bytes() }
+    }
     type Lanes = Avx512;
     type Codes = __m512i;
     type Sums = __m512i;
