@@ -8,7 +8,8 @@ use half::{bf16, f16};
 ///
 /// `run`, and every function with lanes that it calls, must be `#[inline(always)]`: what is not
 /// inlined into [`Detected::run`](super::Detected::run)'s function is compiled without the
-/// instruction set.
+/// instruction set. No closure that uses lanes is given to functions like `array::map`, which may not be
+/// inlined: each of its instructions would be a call. Microkernels are called by [`Lanes::call`].
 pub(crate) trait Kernel {
     type Output;
     fn run<L: Lanes>(self) -> Self::Output;
