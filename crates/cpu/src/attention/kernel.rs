@@ -291,8 +291,7 @@ impl Attend<'_> {
             let prefetch = ahead.take(left, m).over(self.args.spec.head_dim);
             microkernels! {
                 (L::REGISTERS, m, r) => |M, R| {
-                    let attend = &mut *self;
-                    L::call(Score::<E, M, R> { attend, k, i, b, prefetch })
+                    L::call(Score::<E, M, R> { attend: self, k, i, b, prefetch })
                 };
                 Wide:
                     (1, 4) (2, 4) (4, 4)
